@@ -1,0 +1,162 @@
+"""What the user asks for: `Config` for a build, `QuantSpec` for the INT4 weights in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+GROUP_SIZES = (32, 64, 128, -1)
+SCALE_DTYPES = ("float16", "float32")
+SCALE_METHODS = ("absmax", "mse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantSpec:
+    """How a weight W[N, K] is stored in 4 bits.
+
+    Parameters
+    ----------
+    bits : int
+        Width of a code; only 4.
+    group_size : int
+        Consecutive elements along K that share a scale: 32, 64, 128, or -1 for one group per
+        output channel. If it does not divide K, the last group of each row is shorter.
+    symmetric : bool
+        True: zero point 8 and range -8…7. False: one 4-bit zero point per group.
+    scale_dtype : str
+        "float16" or "float32". Codes are computed from the stored scale.
+    scale_method : str
+        "absmax" spans the extremes of the group; "mse" shrinks that span to the one with the
+        smallest squared error.
+    activation : str or None
+        None keeps activations in float (W4A16). "int8" and "int4" have no kernels yet.
+
+    Raises
+    ------
+    ValueError
+        On any other value, naming it.
+    """
+
+    bits: int = 4
+    group_size: int = 128
+    symmetric: bool = True
+    scale_dtype: str = "float16"
+    activation: str | None = None
+    scale_method: str = "absmax"
+
+    def __post_init__(self) -> None:
+        _require("QuantSpec.bits", self.bits, (4,))
+        _require("QuantSpec.group_size", self.group_size, GROUP_SIZES)
+        _require("QuantSpec.symmetric", self.symmetric, (True, False))
+        _require("QuantSpec.scale_dtype", self.scale_dtype, SCALE_DTYPES)
+        _require("QuantSpec.scale_method", self.scale_method, SCALE_METHODS)
+        _require("QuantSpec.activation", self.activation, (None,))
+
+    def __str__(self) -> str:
+        group = "per channel" if self.group_size == -1 else f"g{self.group_size}"
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        method = "" if self.scale_method == "absmax" else f", {self.scale_method}"
+        return f"int4 {group} {kind}, {self.scale_dtype} scales{method}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What `build`, `lower` and `check` do to a module.
+
+    Parameters
+    ----------
+    quant : QuantSpec or None
+        INT4 weights; None leaves float weights alone.
+    quantize_embedding : bool
+        Also store embedding tables (``R.take`` along axis 0 of a weight) in INT4.
+    quantize_head : bool
+        Also quantize the projection onto the vocabulary.
+    skip : tuple of str
+        Globs over parameter names (``"*.layers.0.*"``) that stay in float.
+    attention : str
+        "exact" (rewrites that keep every value) or "off".
+    gradient_gate : str
+        "off"; the gradient-conservation check is not part of the build yet.
+    verify : bool
+        Check that the IR is well formed after every pass.
+    database : path or None
+        A tuning database of the user's own; none is read yet.
+    dump_dir : path or None
+        A folder that receives the IR after every pass (``000_LegalizeOps.py`` …).
+
+    Raises
+    ------
+    TypeError, ValueError
+        On a wrong type or value, naming the field and what it takes.
+    """
+
+    quant: QuantSpec | None = None
+    quantize_embedding: bool = False
+    quantize_head: bool = False
+    attention: str = "exact"
+    skip: tuple[str, ...] = ()
+    gradient_gate: str = "off"
+    verify: bool = False
+    database: Path | None = None
+    dump_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.quant is not None and not isinstance(self.quant, QuantSpec):
+            raise TypeError(
+                f"Config.quant={self.quant!r}: expected a QuantSpec or None, "
+                "for example Config(quant=QuantSpec(group_size=32))"
+            )
+        if isinstance(self.skip, str) or not all(isinstance(glob, str) for glob in self.skip):
+            raise TypeError(
+                f"Config.skip={self.skip!r}: expected a tuple of globs over parameter names, "
+                'for example skip=("*.layers.0.*",)'
+            )
+        object.__setattr__(self, "skip", tuple(self.skip))
+        for name in ("quantize_embedding", "quantize_head", "verify"):
+            _require(f"Config.{name}", getattr(self, name), (True, False))
+        _require("Config.attention", self.attention, ("exact", "off"))
+        _require("Config.gradient_gate", self.gradient_gate, ("off",))
+        _require("Config.database", self.database, (None,))
+        if self.dump_dir is not None:
+            object.__setattr__(self, "dump_dir", Path(self.dump_dir))
+        if self.quant is None and (self.quantize_embedding or self.quantize_head):
+            raise ValueError(
+                "Config.quantize_embedding and Config.quantize_head need Config.quant, "
+                "for example Config(quant=QuantSpec(), quantize_head=True)"
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Config:
+        """The Config of a mapping such as a YAML file; ``quant`` is a mapping of its own.
+
+        Raises
+        ------
+        ValueError
+            On a key that is no field, naming the fields there are.
+        """
+        values = dict(_known(cls, values))
+        if isinstance(values.get("quant"), dict):
+            values["quant"] = QuantSpec(**_known(QuantSpec, values["quant"]))
+        if isinstance(values.get("skip"), list):
+            values["skip"] = tuple(values["skip"])
+        return cls(**values)
+
+
+def _require(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if not any(value == option and type(value) is type(option) for option in allowed):
+        options = ", ".join(repr(option) for option in allowed)
+        raise ValueError(f"{name}={value!r} is not supported; it takes {options}")
+
+
+def _known(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ValueError(f"{cls.__name__}: expected a mapping of its fields, got {values!r}")
+    names = [field.name for field in fields(cls)]
+    unknown = [key for key in values if key not in names]
+    if unknown:
+        raise ValueError(
+            f"{cls.__name__}: unknown field {', '.join(map(repr, unknown))}; "
+            f"the fields are {', '.join(names)}"
+        )
+    return values
