@@ -1,0 +1,1 @@
+"""Our Relax ops. Importing this package registers them, and their names in TVMScript."""
