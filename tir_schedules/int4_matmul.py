@@ -1,0 +1,143 @@
+"""INT4 matmul and take: what is computed, without any tiling.
+
+Plain PrimFuncs in the packed format of `packing`. On llvm, `Matmul` schedules them; on CUDA the
+rules of dlight inline the block "dequantize" into their shared-memory or register tiles. In neither
+case does the dequantized weight exist as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import te, tirx
+
+from sits_tvm.config import QuantSpec
+
+from .packing import CODES_PER_WORD, PackedLayout
+
+DEQUANTIZE = "dequantize"
+"""Name of the block, and key of its annotation, whose value is the group size."""
+
+
+def int4_matmul(
+    m: int | None, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int
+) -> tirx.PrimFunc:
+    """``Y = X @ W.T`` with a packed weight W (n, k).
+
+    Parameters
+    ----------
+    m : int or None
+        Rows of X; None makes them symbolic.
+    n, k : int
+        Output and input channels.
+    spec : QuantSpec
+        Format of the weight.
+    dtype : str
+        Of X and Y, "float32" or "float16".
+    lanes : int
+        Output channels side by side in the packed weight, see `packing`.
+
+    Returns
+    -------
+    PrimFunc
+        Of X (m, k), codes, scale, zero_point if asymmetric, and the output Y (m, n), with int64
+        extents. Products and sums are float32; Y is rounded to `dtype` once.
+    """
+    rows = te.var("m", dtype="int64") if m is None else _int64(m)
+    x = te.placeholder((rows, _int64(k)), dtype, name="X")
+    packed = _placeholders(PackedLayout(n, k, spec, lanes))
+    weight = _dequantize(packed, PackedLayout(n, k, spec, lanes))
+    r = te.reduce_axis((0, _int64(k)), name="k")
+    y = te.compute(
+        (rows, _int64(n)),
+        lambda i, j: te.sum(x[i, r].astype("float32") * weight[j, r], axis=r),
+        name="matmul",
+    )
+    return _prim_func([x, *packed], _cast(y, dtype))
+
+
+def int4_take(
+    num_indices: int | None,
+    n: int,
+    k: int,
+    spec: QuantSpec,
+    dtype: str,
+    lanes: int,
+    index_dtype: str = "int64",
+) -> tirx.PrimFunc:
+    """Rows of a packed table W (n, k).
+
+    Parameters
+    ----------
+    num_indices : int or None
+        Number of rows taken; None makes it symbolic.
+    n, k, spec, dtype, lanes
+        As for `int4_matmul`.
+    index_dtype : str
+        "int32" or "int64"; indices are taken to lie in 0…n-1.
+
+    Returns
+    -------
+    PrimFunc
+        Of indices (t,), codes, scale, zero_point if asymmetric, and the output (t, k) in `dtype`.
+    """
+    count = te.var("t", dtype="int64") if num_indices is None else _int64(num_indices)
+    layout = PackedLayout(n, k, spec, lanes)
+    indices = te.placeholder((count,), index_dtype, name="indices")
+    packed = _placeholders(layout)
+    taken = te.compute(
+        (count, _int64(k)),
+        lambda i, j: _element(packed, layout, indices[i].astype("int64"), j).astype(dtype),
+        name="take",
+    )
+    return _prim_func([indices, *packed], taken)
+
+
+def _placeholders(layout: PackedLayout) -> list[te.Tensor]:
+    names = ("codes", "scale", "zero_point")[: len(layout.shapes)]
+    return [
+        te.placeholder([_int64(extent) for extent in shape], dtype, name=name)
+        for name, shape, dtype in zip(names, layout.shapes, layout.dtypes, strict=True)
+    ]
+
+
+def _dequantize(packed: Sequence[te.Tensor], layout: PackedLayout) -> te.Tensor:
+    return te.compute(
+        (_int64(layout.n), _int64(layout.k)),
+        lambda j, r: _element(packed, layout, j, r),
+        name=DEQUANTIZE,
+        attrs={DEQUANTIZE: layout.group_size},
+    )
+
+
+def _element(
+    packed: Sequence[te.Tensor], layout: PackedLayout, row: tirx.Expr, column: tirx.Expr
+) -> tirx.Expr:
+    """W[row, column] in float32: (code - zero) * scale, the subtraction in integers."""
+    tile, lane = row // layout.lanes, row % layout.lanes
+    group = column // layout.group_size
+    code = _nibble(packed[0][tile, column // CODES_PER_WORD, lane], column)
+    zero = tirx.const(8, "int32")
+    if not layout.spec.symmetric:
+        zero = _nibble(packed[2][tile, group // CODES_PER_WORD, lane], group)
+    return (code - zero).astype("float32") * packed[1][tile, group, lane].astype("float32")
+
+
+def _nibble(word: tirx.Expr, index: tirx.Expr) -> tirx.Expr:
+    shift = (index % CODES_PER_WORD * 4).astype("uint32")
+    return ((word >> shift) & tirx.const(15, "uint32")).astype("int32")
+
+
+def _cast(y: te.Tensor, dtype: str) -> te.Tensor:
+    if dtype == "float32":
+        return y
+    return te.compute(y.shape, lambda *i: y[i].astype(dtype), name="cast")
+
+
+def _prim_func(inputs: Sequence[te.Tensor], output: te.Tensor) -> tirx.PrimFunc:
+    func = te.create_prim_func([*inputs, output])
+    return func.with_attr("tirx.noalias", True)
+
+
+def _int64(value: int) -> tirx.IntImm:
+    return tirx.IntImm("int64", value)
