@@ -1,0 +1,84 @@
+"""Lower `relax.sits.attention` to matmuls and a softmax. Runs before LegalizeOps and the fusion of
+transposes into matmuls, which then see the products."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule, Op
+from tvm.ir.transform import PassContext
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relax_passes.op._attention_plain import lower_plain
+
+
+@tvm.transform.module_pass(opt_level=0, name="LowerAttention")
+class LowerAttention:
+    """Replace every `R.sits.attention` by the plain ops that define it.
+
+    Before::
+
+        @I.ir_module
+        class Before:
+            @R.function
+            def main(
+                q: R.Tensor((1, 4, "s", 16), "float32"),
+                k: R.Tensor((1, 2, "s", 16), "float32"),
+                v: R.Tensor((1, 2, "s", 16), "float32"),
+            ) -> R.Tensor((1, 4, "s", 16), "float32"):
+                with R.dataflow():
+                    y = R.sits.attention(q, k, v, causal=0)
+                    R.output(y)
+                return y
+
+    After::
+
+        @I.ir_module
+        class After:
+            @R.function
+            def main(
+                q: R.Tensor((1, 4, "s", 16), "float32"),
+                k: R.Tensor((1, 2, "s", 16), "float32"),
+                v: R.Tensor((1, 2, "s", 16), "float32"),
+            ) -> R.Tensor((1, 4, "s", 16), "float32"):
+                s = T.int64()
+                with R.dataflow():
+                    rows = R.reshape(q, R.shape([1, 2, 2 * s, 16]))
+                    scaled = R.multiply(rows, R.const(0.25, "float32"))
+                    kt = R.permute_dims(k, axes=[0, 1, 3, 2])
+                    product = R.matmul(scaled, kt)
+                    scores = R.reshape(product, R.shape([1, 4, s, s]))
+                    queries = R.arange(0, s, 1, dtype="int64")
+                    query = R.expand_dims(queries, axis=[1])
+                    key = R.arange(0, s, 1, dtype="int64")
+                    visible = R.less_equal(key, query)
+                    masked = R.where(visible, scores, R.const(float("-inf"), "float32"))
+                    softmax = R.nn.softmax(masked, axis=-1)
+                    weights = R.reshape(softmax, R.shape([1, 2, 2 * s, s]))
+                    out = R.matmul(weights, v)
+                    heads = R.reshape(out, R.shape([1, 4, s, 16]))
+                    y = heads
+                    R.output(y)
+                return y
+    """
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        return _Lowerer(mod).run()
+
+
+@mutator
+class _Lowerer(PyExprMutator):
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self.mod = mod
+        self.op = Op.get("relax.sits.attention")
+
+    def run(self) -> IRModule:
+        for gvar, func in self.mod.functions_items():
+            if isinstance(func, relax.Function):
+                self.builder_.update_func(gvar, self.visit_expr(func))
+        return self.builder_.get()
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        return lower_plain(self.builder_, call) if call.op == self.op else call

@@ -1,0 +1,240 @@
+"""Ops on INT4 weights: `quantize_weight`, `int4_matmul`, `int4_take`.
+
+A packed weight is the pair (codes, scale) or the triple (codes, scale, zero_point) that
+`tir_schedules.packing` defines. Its format travels as attributes of the call: the fields of a
+`QuantSpec`, the logical shape n, k, and the number of lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from sits_tvm.config import QuantSpec
+from tir_schedules.int4_matmul import int4_matmul as int4_matmul_kernel
+from tir_schedules.int4_matmul import int4_take as int4_take_kernel
+from tir_schedules.packing import PackedLayout
+from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
+
+from ._register import register_op
+
+_OUT_ELEMENTWISE_FUSABLE = 4  # relax.op_pattern: FuseOps lets elementwise consumers join
+
+
+def quantize_weight(
+    weight: relax.Expr, *, n: int, k: int, lanes: int = 1, transposed: bool = False, **spec: object
+) -> relax.Call:
+    """Quantize and pack a weight.
+
+    Parameters
+    ----------
+    weight : Tensor (n, k), or (k, n) when `transposed`
+        float16 or float32.
+    n, k : int
+        Output and input channels.
+    lanes : int
+        Output channels side by side, see `tir_schedules.packing`.
+    **spec
+        The fields of a `QuantSpec`.
+
+    Returns
+    -------
+    Call
+        Of type Tuple(codes, scale) or Tuple(codes, scale, zero_point).
+    """
+    attrs = _attrs(n=n, k=k, lanes=lanes, **spec) | {"transposed": transposed}
+    return relax.Call(Op.get("relax.sits.quantize_weight"), [weight], attrs)
+
+
+def int4_matmul(
+    x: relax.Expr, *packed: relax.Expr, n: int, k: int, lanes: int = 1, **spec: object
+) -> relax.Call:
+    """``x @ W.T`` of a float tensor x (..., k) and a packed weight W (n, k).
+
+    Accumulates in float32; the result (..., n) has the dtype of x.
+    """
+    attrs = _attrs(n=n, k=k, lanes=lanes, **spec)
+    return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], attrs)
+
+
+def int4_take(
+    indices: relax.Expr,
+    *packed: relax.Expr,
+    n: int,
+    k: int,
+    lanes: int = 1,
+    out_dtype: str = "float32",
+    **spec: object,
+) -> relax.Call:
+    """Rows of a packed table (n, k): integer indices (...) in 0…n-1 to (..., k) of `out_dtype`."""
+    attrs = _attrs(n=n, k=k, lanes=lanes, **spec) | {"out_dtype": out_dtype}
+    return relax.Call(Op.get("relax.sits.int4_take"), [indices, *packed], attrs)
+
+
+def layout_of(call: relax.Call) -> PackedLayout:
+    """The packed layout that a call of these ops describes."""
+    attrs = call.attrs
+    spec = QuantSpec(**{name: _plain(attrs[name]) for name in asdict(QuantSpec())})
+    return PackedLayout(int(attrs["n"]), int(attrs["k"]), spec, int(attrs["lanes"]))
+
+
+def packed_types(layout: PackedLayout) -> list[relax.TensorType]:
+    """The types of the parts of a packed weight."""
+    return [
+        relax.TensorType(list(shape), dtype)
+        for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
+    ]
+
+
+def _attrs(*, n: int, k: int, lanes: int, **spec: object) -> dict[str, object]:
+    return asdict(QuantSpec(**{key: _plain(value) for key, value in spec.items()})) | {
+        "n": int(n),
+        "k": int(k),
+        "lanes": int(lanes),
+    }
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, str) else value
+
+
+def _infer_quantize_weight(call: relax.Call, _: relax.BlockBuilder) -> relax.TupleType:
+    layout = layout_of(call)
+    shape = (layout.k, layout.n) if call.attrs["transposed"] else (layout.n, layout.k)
+    _expect(call, "weight", call.args[0], shape, ("float16", "float32"))
+    return relax.TupleType(packed_types(layout))
+
+
+def _infer_int4_matmul(call: relax.Call, _: relax.BlockBuilder) -> relax.TensorType:
+    layout = layout_of(call)
+    x = _expect(call, "x", call.args[0], None, ("float16", "float32"))
+    if x.ndim < 1 or x.shape is None or x.shape[-1] != layout.k:
+        raise ValueError(f"relax.sits.int4_matmul: x is {x}, its last axis must have k={layout.k}")
+    _expect_packed(call, layout)
+    return relax.TensorType([*x.shape[:-1], layout.n], str(x.dtype))
+
+
+def _infer_int4_take(call: relax.Call, _: relax.BlockBuilder) -> relax.TensorType:
+    layout = layout_of(call)
+    indices = _expect(call, "indices", call.args[0], None, ("int32", "int64"))
+    _expect_packed(call, layout)
+    return relax.TensorType([*indices.shape, layout.k], str(call.attrs["out_dtype"]))
+
+
+def _expect_packed(call: relax.Call, layout: PackedLayout) -> None:
+    names = ("codes", "scale", "zero_point")[: len(layout.shapes)]
+    if len(call.args) - 1 != len(names):
+        raise ValueError(f"{call.op.name}: expected the parts {names}, got {len(call.args) - 1}")
+    for name, arg, shape, dtype in zip(
+        names, call.args[1:], layout.shapes, layout.dtypes, strict=True
+    ):
+        _expect(call, name, arg, shape, (dtype,))
+
+
+def _expect(
+    call: relax.Call,
+    name: str,
+    arg: relax.Expr,
+    shape: tuple[int, ...] | None,
+    dtypes: tuple[str, ...],
+) -> relax.TensorType:
+    ty = arg.ty
+    if not isinstance(ty, relax.TensorType) or str(ty.dtype) not in dtypes:
+        raise TypeError(
+            f"{call.op.name}: {name} must be a tensor of {' or '.join(dtypes)}, got {ty}"
+        )
+    if shape is not None and (ty.shape is None or tuple(ty.shape) != shape):
+        raise ValueError(f"{call.op.name}: {name} must have shape {shape}, got {ty}")
+    return ty
+
+
+def _legalize_quantize_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    layout = layout_of(call)
+    weight = call.args[0]
+    if call.attrs["transposed"]:
+        weight = bb.emit(relax.op.permute_dims(weight))
+    dtype, types = str(weight.ty.dtype), packed_types(layout)
+    zero_type = relax.TensorType(list(layout.shapes[1]), "uint8")
+
+    def call(kernel: tirx.PrimFunc, args: list[relax.Expr], out: object) -> relax.Expr:
+        return bb.emit(
+            relax.call_tir(bb.add_func(kernel, kernel.attrs["global_symbol"]), args, out)
+        )
+
+    chosen = call(choose_scale(layout, dtype), [weight], [types[1], zero_type])
+    scale, zero = (bb.emit(relax.TupleGetItem(chosen, i)) for i in (0, 1))
+    parts = [call(pack_codes(layout, dtype), [weight, scale, zero], types[0]), scale]
+    if not layout.spec.symmetric:
+        parts.append(call(pack_zero_points(layout), [zero], types[2]))
+    return relax.Tuple(parts)
+
+
+def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    x, *packed = call.args
+    layout, dtype = layout_of(call), str(x.ty.dtype)
+    rows = _product(x.ty.shape[:-1])
+    kernel = int4_matmul_kernel(_static(rows), layout.n, layout.k, layout.spec, dtype, layout.lanes)
+    out = relax.TensorType([rows, layout.n], dtype)
+    flat = _reshape(bb, x, [rows, layout.k])
+    y = _call_fusable(bb, kernel, "int4_matmul", [flat, *packed], out)
+    return _reshape(bb, y, [*x.ty.shape[:-1], layout.n])
+
+
+def _legalize_int4_take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    indices, *packed = call.args
+    layout, dtype = layout_of(call), str(call.attrs["out_dtype"])
+    count = _product(indices.ty.shape)
+    kernel = int4_take_kernel(
+        _static(count), layout.n, layout.k, layout.spec, dtype, layout.lanes, str(indices.ty.dtype)
+    )
+    out = relax.TensorType([count, layout.k], dtype)
+    flat = _reshape(bb, indices, [count])
+    rows = _call_fusable(bb, kernel, "int4_take", [flat, *packed], out)
+    return _reshape(bb, rows, [*indices.ty.shape, layout.k])
+
+
+def _call_fusable(
+    bb: relax.BlockBuilder,
+    kernel: tirx.PrimFunc,
+    name: str,
+    args: Sequence[relax.Expr],
+    out: relax.TensorType,
+) -> relax.Expr:
+    kernel = kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
+    return bb.emit(relax.call_tir(bb.add_func(kernel, name), list(args), out))
+
+
+def _reshape(bb: relax.BlockBuilder, x: relax.Expr, shape: Sequence[object]) -> relax.Expr:
+    if len(x.ty.shape) == len(shape):
+        return x
+    return bb.emit(relax.op.reshape(x, relax.ShapeExpr(list(shape))))
+
+
+def _product(shape: Sequence[object]) -> object:
+    rows: object = 1
+    for extent in shape:
+        rows = rows * extent if not _is_one(rows) else extent
+    return rows
+
+
+def _is_one(extent: object) -> bool:
+    return isinstance(extent, int | tirx.IntImm) and int(extent) == 1
+
+
+def _static(extent: object) -> int | None:
+    return int(extent) if isinstance(extent, int | tirx.IntImm) else None
+
+
+register_op(
+    "relax.sits.quantize_weight",
+    _infer_quantize_weight,
+    quantize_weight,
+    legalize=_legalize_quantize_weight,
+)
+register_op(
+    "relax.sits.int4_matmul", _infer_int4_matmul, int4_matmul, legalize=_legalize_int4_matmul
+)
+register_op("relax.sits.int4_take", _infer_int4_take, int4_take, legalize=_legalize_int4_take)
