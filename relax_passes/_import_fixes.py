@@ -1,0 +1,3 @@
+"""The passes that make an imported module right, in order. Every build runs them first."""
+
+IMPORT_FIXES: tuple = ()

@@ -1,0 +1,1 @@
+"""Front ends: models of PyTorch and ONNX as Relax modules, parameters beside them."""

@@ -1,0 +1,365 @@
+"""TVM's importer of exported programs, made strict.
+
+Every node is compared with what torch says of it (`node.meta["val"]`): a dtype or a static shape
+that differs is an error, an unknown or weaker symbolic shape becomes torch's. Errors are
+collected; a value of the right type stands in, so that one run finds them all. Imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from typing import Any
+
+import sympy
+import torch
+import tvm
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from tvm import relax, tirx
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
+from sits_tvm.frontends._torch_converters import CONVERTERS
+
+_KEPT_WHOLE = ("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention")
+_LARGE_BUFFER = 1 << 16
+_WITHOUT_MEANING = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit"}
+_READS_A_VALUE = ("item.default", "_local_scalar_dense.default")
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """Core ATen, but linear layers, matmul and attention stay one op each."""
+    table = torch.export.default_decompositions()
+    for op in [op for op in table if str(op).startswith(_KEPT_WHOLE)]:
+        table.pop(op)
+    return program.run_decompositions(table)
+
+
+class Importer(ExportedProgramImporter):
+    """Converts one exported program.
+
+    Parameters
+    ----------
+    extra : mapping of str to (node, importer) -> relax.Expr
+        Converters by op name, before ours and TVM's.
+    """
+
+    def __init__(self, extra: Mapping[str, Callable]) -> None:
+        self.extra = extra
+        self.errors: list[Diagnostic] = []
+        self.unsupported: dict[str, list[torch.fx.Node]] = {}
+        self.symbols: dict[str, tirx.Var] = {}
+        super().__init__()
+
+    def create_convert_map(self) -> dict[str, Callable]:
+        ours = {
+            n: partial(_with_importer, f, self) for n, f in {**CONVERTERS, **self.extra}.items()
+        }
+        table = {**super().create_convert_map(), **ours}
+        return {name: partial(self._convert_node, name, f) for name, f in table.items()}
+
+    def convert(
+        self, program: ExportedProgram
+    ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+        self._check_signature(program)
+        inputs, params, constants = self._read_arguments(program)
+        variables = {**inputs, **{n: v for n, (v, _, _) in params.items()}}
+        variables |= {n: v for n, (v, _) in constants.items()}
+        weights = {name: (v, t) for v, name, t in params.values()}
+        attrs = {"num_input": len(inputs), **self._bounds(program)}
+        mod = self._emit_main(program, variables, attrs)
+        self._raise()
+        main = mod["main"].bind_params({v: to_tvm(t) for v, t in constants.values()})
+        gv = mod.get_global_var("main")
+        return tvm.IRModule({gv: main}), {name: to_tvm(t) for name, (_, t) in weights.items()}
+
+    def _emit_main(
+        self, program: ExportedProgram, variables: dict[str, relax.Var], attrs: dict[str, Any]
+    ) -> tvm.IRModule:
+        nodes, module = program.graph.nodes, program.graph_module
+        self._check_unsupported_func_type(nodes)
+        pure = not self._has_assert_async(module)
+        bb = self.block_builder = relax.BlockBuilder()
+        arguments = list(dict.fromkeys(variables.values()))
+        with bb.function("main", arguments, attrs=attrs, pure=pure):
+            if pure and not self._has_cond_op(nodes):
+                with bb.dataflow():
+                    out = bb.emit_output(self._outputs(program, variables))
+            else:
+                out = self._outputs(program, variables)
+            bb.emit_func_output(out)
+        return bb.get()
+
+    def _outputs(self, program: ExportedProgram, variables: dict[str, relax.Var]) -> Any:
+        """The user's outputs: one expression, or a tuple of them."""
+        values = self._translate_fx_graph(
+            program.graph_module, program.graph.nodes, variables, set()
+        )
+        self._raise()
+        specs = [s for s in program.graph_signature.output_specs]
+        kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+        users = [v for v, s in zip(values, specs, strict=True) if s.kind in kinds]
+        return users[0] if len(users) == 1 else tuple(users)
+
+    # Arguments
+
+    def _check_signature(self, program: ExportedProgram) -> None:
+        for spec in program.graph_signature.output_specs:
+            if spec.kind in _MUTATIONS:
+                self._error(
+                    "buffer-mutation",
+                    f"the model writes to `{spec.target}`; a Relax function has no state",
+                    help="return the new value from forward, or call model.eval() if it is a "
+                    "running statistic, or pass use_cache=False if it is a cache",
+                )
+        for spec in program.graph_signature.input_specs:
+            if not isinstance(spec.arg, TensorArgument | ConstantArgument):
+                self._error(
+                    "input-not-supported",
+                    f"input `{spec.arg.name}` is a {type(spec.arg).__name__}, not a tensor",
+                    help="pass a tensor, or write the value into forward",
+                )
+        self._raise()
+
+    def _read_arguments(self, program: ExportedProgram) -> tuple[dict, dict, dict]:
+        """By placeholder name: inputs (var), parameters (var, name, tensor), constants."""
+        placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+        inputs, params, constants, seen = {}, {}, {}, {}
+        for spec in program.graph_signature.input_specs:
+            node = placeholders[spec.arg.name]
+            if isinstance(spec.arg, ConstantArgument):
+                self.env[node] = spec.arg.value
+            elif spec.kind is InputKind.USER_INPUT:
+                inputs[node.name] = relax.Var(node.name, self.type_of(node.meta["val"]))
+            elif node.users:
+                tensor = _tensor(program, spec)
+                entry = (relax.Var(spec.target, self.type_of(tensor)), spec.target, tensor)
+                if _is_parameter(spec, tensor):
+                    params[node.name] = seen.setdefault(_identity(tensor), entry)
+                else:
+                    constants[node.name] = (entry[0], tensor)
+        return inputs, params, constants
+
+    def _bounds(self, program: ExportedProgram) -> dict[str, dict[str, int]]:
+        ranges = {
+            str(symbol): (int(r.lower), None if r.upper >= 2**62 else int(r.upper))
+            for symbol, r in program.range_constraints.items()
+            if isinstance(symbol, sympy.Symbol) and math.isfinite(float(r.lower))
+        }
+        bounds = {
+            "tir_var_lower_bound": {name: low for name, (low, _) in ranges.items()},
+            "tir_var_upper_bound": {n: high for n, (_, high) in ranges.items() if high is not None},
+        }
+        return {name: values for name, values in bounds.items() if values}
+
+    # Nodes
+
+    def _check_unsupported_func_type(self, nodes: list[torch.fx.Node]) -> None:
+        """Give each op without a converter one that notes it."""
+        for name in {n.target.__name__ for n in nodes if n.op == "call_function"}:
+            if name not in self.convert_map:
+                self.convert_map[name] = partial(self._convert_node, name, None)
+
+    def _convert_node(self, name: str, convert: Callable | None, node: torch.fx.Node) -> Any:
+        val = node.meta.get("val")
+        if isinstance(val, int | torch.SymInt) and name not in _READS_A_VALUE:
+            return self.dim(val)
+        if convert is None:
+            self.unsupported.setdefault(name, []).append(node)
+            return self._stand_in(val)
+        call = _Call(node) if node.kwargs else node
+        try:
+            out = self._match(node, convert(call), val)
+        except Exception as error:
+            message = str(error).strip().splitlines()
+            self._error("op-not-converted", f"{name}: {(message or [repr(error)])[-1]}", node)
+            return self._stand_in(val)
+        self._check_keywords(name, node, call)
+        return out
+
+    def _check_keywords(self, name: str, node: torch.fx.Node, call: Any) -> None:
+        if not node.kwargs:
+            return
+        schema = getattr(node.target, "_schema", None)
+        defaults = {a.name: a.default_value for a in schema.arguments} if schema else {}
+        for key in node.kwargs.keys() - call.kwargs.read - _WITHOUT_MEANING:
+            if node.kwargs[key] != defaults.get(key):
+                found = f"{name}: the importer ignores {key}={node.kwargs[key]!r}"
+                self._error("keyword-ignored", found, node)
+
+    def _match(self, node: torch.fx.Node, out: Any, val: Any) -> Any:
+        """`out` with torch's type; an error where the two cannot both be right."""
+        is_tensor = isinstance(out, relax.Expr) and isinstance(out.ty, relax.TensorType)
+        if isinstance(val, torch.SymInt) and tvm.ir.is_prim_var(out):
+            self.symbols[str(val.node.expr)] = out
+        if not is_tensor or not isinstance(val, torch.Tensor):
+            return out
+        want = self.type_of(val)
+        have = out.ty.shape
+        if out.ty.dtype != want.dtype or _differ(have, want.shape):
+            name = node.target.__name__
+            self._error("op-type", f"{name}: imported as {out.ty}, torch says {want}", node)
+            return self._stand_in(val)
+        if isinstance(have, relax.ShapeExpr) and _same(have, want.shape):
+            return out
+        return self.block_builder.match_cast(out, want)
+
+    def _stand_in(self, val: Any) -> Any:
+        if isinstance(val, torch.Tensor):
+            ty = self.type_of(val)
+            return self.block_builder.emit(relax.op.zeros(ty.shape, str(ty.dtype)))
+        if isinstance(val, tuple | list):
+            return relax.Tuple([self._stand_in(v) for v in val])
+        return self.dim(val) if isinstance(val, int | torch.SymInt) else relax.op.null_value()
+
+    # Types
+
+    def type_of(self, tensor: torch.Tensor) -> relax.TensorType:
+        shape = [self.dim(d) for d in tensor.shape]
+        return relax.TensorType(shape, self._convert_data_type(tensor.dtype))
+
+    def dim(self, value: int | torch.SymInt) -> int | tirx.Expr:
+        """A torch dimension as an int or a symbolic int64."""
+        expr = value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(int(value))
+        found = self._sympy(expr)
+        return int(found) if isinstance(found, tirx.IntImm) else found
+
+    def _sympy(self, expr: sympy.Expr) -> tirx.Expr:
+        if isinstance(expr, sympy.Integer):
+            return tirx.IntImm("int64", int(expr))
+        if isinstance(expr, sympy.Symbol):
+            return self.symbols.setdefault(str(expr), tirx.Var(str(expr), "int64"))
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+            return self._sympy(sympy.Mul(*[expr.base] * int(expr.exp), evaluate=False))
+        combine = _SYMPY.get(type(expr).__name__)
+        if combine is None:
+            raise NotImplementedError(f"a dimension of the form {expr}")
+        return tvm.sym.Analyzer().simplify(reduce(combine, map(self._sympy, expr.args)))
+
+    # Errors
+
+    def _error(
+        self, code: str, message: str, node: torch.fx.Node | None = None, help: str = ""
+    ) -> None:
+        where = {"function": "main", "help": help}
+        if node is not None:
+            where |= {"binding": node.name, "ir": source_line(node)}
+        self.errors.append(Diagnostic.error(code, message, **where))
+
+    def _raise(self) -> None:
+        ops = [self._unsupported(name, nodes) for name, nodes in self.unsupported.items()]
+        raise_errors(ops + self.errors)
+
+    def _unsupported(self, name: str, nodes: list[torch.fx.Node]) -> Diagnostic:
+        lines = list(dict.fromkeys(source_line(node) for node in nodes))
+        return Diagnostic.error(
+            "op-not-supported",
+            f"{name}: no converter, {len(nodes)} call{'s' * (len(nodes) > 1)}",
+            function="main",
+            binding=nodes[0].name,
+            ir="\n".join(lines),
+            help="rewrite the line with other torch ops, or pass a converter to "
+            "convert_exported_program",
+        )
+
+
+class _Call:
+    """A node whose keywords know whether they were read."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        self._node, self.kwargs = node, _Keywords(node.kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+class _Keywords(dict):
+    def __init__(self, kwargs: Mapping[str, Any]) -> None:
+        super().__init__(kwargs)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """The line of the model's source that made `node`, as ``file:line: code``."""
+    frames = [f for f in (node.meta.get("stack_trace") or "").split("File ") if f.strip()]
+    if not frames:
+        return node.format_node() or node.name
+    where, _, code = frames[-1].partition("\n")
+    file, _, line = where.partition(", line ")
+    return f"{file.strip(chr(34))}:{line.split(',')[0]}: {code.strip().splitlines()[0].strip()}"
+
+
+def to_tvm(tensor: torch.Tensor) -> tvm.runtime.Tensor:
+    """The tensor on the CPU, without a copy where it is compact and aligned to 64 bytes."""
+    tensor = tensor.detach().cpu()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    if tensor.data_ptr() % 64:
+        tensor = tensor.clone()
+    return tvm.runtime.from_dlpack(tensor)
+
+
+def _with_importer(convert: Callable, importer: Importer, node: torch.fx.Node) -> Any:
+    return convert(node, importer)
+
+
+def _tensor(program: ExportedProgram, spec: Any) -> torch.Tensor:
+    if spec.kind is InputKind.PARAMETER or spec.persistent:
+        return program.state_dict[spec.target]
+    return program.constants[spec.target]
+
+
+def _is_parameter(spec: Any, tensor: torch.Tensor) -> bool:
+    return spec.kind is InputKind.PARAMETER or (
+        bool(spec.persistent) and tensor.numel() * tensor.element_size() > _LARGE_BUFFER
+    )
+
+
+def _identity(tensor: torch.Tensor) -> tuple:
+    """Equal for tied weights."""
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _same(have: Any, want: Any) -> bool:
+    prove = tvm.sym.Analyzer().can_prove_equal
+    return len(have) == len(want) and all(prove(a, b) for a, b in zip(have, want, strict=True))
+
+
+def _differ(have: Any, want: Any) -> bool:
+    if not isinstance(have, relax.ShapeExpr):
+        return False
+    if len(have) != len(want):
+        return True
+    pairs = zip(have, want, strict=True)
+    return any(
+        isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm) and int(a) != int(b)
+        for a, b in pairs
+    )
+
+
+_SYMPY: dict[str, Callable] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "FloorDiv": tirx.floordiv,
+    "CleanDiv": tirx.floordiv,
+    "CeilDiv": tirx.ceildiv,
+    "Mod": tirx.floormod,
+    "PythonMod": tirx.floormod,
+    "Max": tirx.max,
+    "Min": tirx.min,
+}
