@@ -8,7 +8,6 @@ A packed weight is the pair (codes, scale) or the triple (codes, scale, zero_poi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -21,11 +20,12 @@ from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_po
 
 from ._register import register_op
 
+_SPEC_ATTRS = ("bits", "group_size", "symmetric", "scale_dtype")
 _OUT_ELEMENTWISE_FUSABLE = 4  # relax.op_pattern: FuseOps lets elementwise consumers join
 
 
 def quantize_weight(
-    weight: relax.Expr, *, n: int, k: int, lanes: int = 1, transposed: bool = False, **spec: object
+    weight: relax.Expr, *, transposed: bool = False, scale_method: str = "absmax", **layout: object
 ) -> relax.Call:
     """Quantize and pack a weight.
 
@@ -33,51 +33,52 @@ def quantize_weight(
     ----------
     weight : Tensor (n, k), or (k, n) when `transposed`
         float16 or float32.
-    n, k : int
-        Output and input channels.
-    lanes : int
-        Output channels side by side, see `tir_schedules.packing`.
-    **spec
-        The fields of a `QuantSpec`.
+    scale_method : str
+        As in `QuantSpec`.
+    **layout
+        What `layout_attrs` gives: n, k, lanes, bits, group_size, symmetric, scale_dtype.
 
     Returns
     -------
     Call
         Of type Tuple(codes, scale) or Tuple(codes, scale, zero_point).
     """
-    attrs = _attrs(n=n, k=k, lanes=lanes, **spec) | {"transposed": transposed}
+    attrs = {**layout, "transposed": transposed, "scale_method": scale_method}
     return relax.Call(Op.get("relax.sits.quantize_weight"), [weight], attrs)
 
 
-def int4_matmul(
-    x: relax.Expr, *packed: relax.Expr, n: int, k: int, lanes: int = 1, **spec: object
-) -> relax.Call:
-    """``x @ W.T`` of a float tensor x (..., k) and a packed weight W (n, k).
+def int4_matmul(x: relax.Expr, *packed: relax.Expr, **layout: object) -> relax.Call:
+    """``x @ W.T`` of a float tensor x (..., k) and the parts of a packed weight W (n, k).
 
-    Accumulates in float32; the result (..., n) has the dtype of x.
+    Accumulates in float32; the result (..., n) has the dtype of x. `layout` as above.
     """
-    attrs = _attrs(n=n, k=k, lanes=lanes, **spec)
-    return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], attrs)
+    return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], layout)
 
 
 def int4_take(
-    indices: relax.Expr,
-    *packed: relax.Expr,
-    n: int,
-    k: int,
-    lanes: int = 1,
-    out_dtype: str = "float32",
-    **spec: object,
+    indices: relax.Expr, *packed: relax.Expr, out_dtype: str = "float32", **layout: object
 ) -> relax.Call:
     """Rows of a packed table (n, k): integer indices (...) in 0…n-1 to (..., k) of `out_dtype`."""
-    attrs = _attrs(n=n, k=k, lanes=lanes, **spec) | {"out_dtype": out_dtype}
+    attrs = {**layout, "out_dtype": out_dtype}
     return relax.Call(Op.get("relax.sits.int4_take"), [indices, *packed], attrs)
+
+
+def layout_attrs(layout: PackedLayout) -> dict[str, object]:
+    """The attributes by which these ops carry a packed layout."""
+    spec = {name: getattr(layout.spec, name) for name in _SPEC_ATTRS}
+    return {"n": layout.n, "k": layout.k, "lanes": layout.lanes, **spec}
 
 
 def layout_of(call: relax.Call) -> PackedLayout:
     """The packed layout that a call of these ops describes."""
     attrs = call.attrs
-    spec = QuantSpec(**{name: _plain(attrs[name]) for name in asdict(QuantSpec())})
+    spec = QuantSpec(
+        bits=int(attrs["bits"]),
+        group_size=int(attrs["group_size"]),
+        symmetric=bool(attrs["symmetric"]),
+        scale_dtype=str(attrs["scale_dtype"]),
+        scale_method=str(attrs.get("scale_method", "absmax")),
+    )
     return PackedLayout(int(attrs["n"]), int(attrs["k"]), spec, int(attrs["lanes"]))
 
 
@@ -87,18 +88,6 @@ def packed_types(layout: PackedLayout) -> list[relax.TensorType]:
         relax.TensorType(list(shape), dtype)
         for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
     ]
-
-
-def _attrs(*, n: int, k: int, lanes: int, **spec: object) -> dict[str, object]:
-    return asdict(QuantSpec(**{key: _plain(value) for key, value in spec.items()})) | {
-        "n": int(n),
-        "k": int(k),
-        "lanes": int(lanes),
-    }
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, str) else value
 
 
 def _infer_quantize_weight(call: relax.Call, _: relax.BlockBuilder) -> relax.TupleType:
@@ -114,7 +103,7 @@ def _infer_int4_matmul(call: relax.Call, _: relax.BlockBuilder) -> relax.TensorT
     if x.ndim < 1 or x.shape is None or x.shape[-1] != layout.k:
         raise ValueError(f"relax.sits.int4_matmul: x is {x}, its last axis must have k={layout.k}")
     _expect_packed(call, layout)
-    return relax.TensorType([*x.shape[:-1], layout.n], str(x.dtype))
+    return relax.TensorType([*list(x.shape)[:-1], layout.n], str(x.dtype))
 
 
 def _infer_int4_take(call: relax.Call, _: relax.BlockBuilder) -> relax.TensorType:
@@ -175,12 +164,12 @@ def _legalize_quantize_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax
 def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, *packed = call.args
     layout, dtype = layout_of(call), str(x.ty.dtype)
-    rows = _product(x.ty.shape[:-1])
+    rows = _product(list(x.ty.shape)[:-1])
     kernel = int4_matmul_kernel(_static(rows), layout.n, layout.k, layout.spec, dtype, layout.lanes)
     out = relax.TensorType([rows, layout.n], dtype)
     flat = _reshape(bb, x, [rows, layout.k])
     y = _call_fusable(bb, kernel, "int4_matmul", [flat, *packed], out)
-    return _reshape(bb, y, [*x.ty.shape[:-1], layout.n])
+    return _reshape(bb, y, [*list(x.ty.shape)[:-1], layout.n])
 
 
 def _legalize_int4_take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -1,0 +1,195 @@
+"""Find where a Relax function multiplies by a weight or looks rows of one up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+from tvm.ir import GenericConst, Op
+
+MATMUL, TAKE = Op.get("relax.matmul"), Op.get("relax.take")
+_PERMUTE, _CAST, _RESHAPE = (Op.get(f"relax.{name}") for name in ("permute_dims", "astype", "reshape"))
+_FLOATS = ("float16", "float32")
+
+
+@dataclass(frozen=True)
+class WeightSite:
+    """A call that reads a weight W[n, k].
+
+    `source` is the function argument or constant; `transposed` tells that it is stored as (k, n).
+    `reason` is why it can't be quantized, as (code, message), or None.
+    """
+
+    binding: relax.Var
+    call: relax.Call
+    kind: str  # "matmul", "head" or "embedding"
+    source: relax.Expr
+    name: str
+    transposed: bool
+    reason: tuple[str, str] | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, k)"""
+        rows, columns = (int(extent) for extent in self.source.ty.shape)
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
+def find_weight_sites(func: relax.Function, weights: set[relax.Var]) -> Iterator[WeightSite]:
+    """Every matmul and axis-0 take in `func` that reads one of `weights` or a constant.
+
+    Arguments that are no weights are yielded too, with the reason "not-a-weight"; products of two
+    computed values are not.
+    """
+    bound = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    tables = set()
+    for variable, value in bound.items():
+        if isinstance(value, relax.Call) and value.op == TAKE and _takes_rows(value):
+            source, transposed, _ = _trace(value.args[0], bound)
+            if isinstance(source, GenericConst) or source in weights:
+                tables.add(source)
+                yield _site(variable, value, "embedding", source, transposed, weights, ())
+    last = _calls_before_no_matmul(func)
+    for variable, value in bound.items():
+        if not (isinstance(value, relax.Call) and value.op == MATMUL):
+            continue
+        source, flipped, through = _trace(value.args[1], bound)
+        if source is None:
+            yield from _left_or_computed(variable, value, bound, weights)
+            continue
+        is_head = source in tables or (variable in last and _rows(value) in map(_table_rows, tables))
+        kind = "head" if is_head else "matmul"
+        yield _site(variable, value, kind, source, not flipped, weights, through)
+
+
+def weight_name(source: relax.Expr, binding: relax.Var) -> str:
+    """The parameter's name; a constant is named after the binding that reads it."""
+    return source.name if isinstance(source, relax.Var) else f"constant of {binding.name}"
+
+
+def _site(
+    variable: relax.Var,
+    call: relax.Call,
+    kind: str,
+    source: relax.Expr,
+    transposed: bool,
+    weights: set[relax.Var],
+    through: tuple[str, ...],
+) -> WeightSite:
+    reason = _reason(call, kind, source, weights, through)
+    return WeightSite(variable, call, kind, source, weight_name(source, variable), transposed, reason)
+
+
+def _reason(
+    call: relax.Call,
+    kind: str,
+    source: relax.Expr,
+    weights: set[relax.Var],
+    through: tuple[str, ...],
+) -> tuple[str, str] | None:
+    """Why the weight of `call` can't be quantized, or None."""
+    ty = source.ty
+    if isinstance(source, relax.Var) and source not in weights:
+        return "not-a-weight", (
+            "it is an input of the function; pass params={...} with this name, or set the "
+            "function's attribute num_input to the number of inputs before the weights"
+        )
+    if through:
+        return "weight-is-computed", f"the weight reaches the product through {', '.join(through)}"
+    if ty.ndim != 2:
+        return "weight-is-not-a-matrix", f"the weight is {ty}; only matrices are quantized"
+    if not all(isinstance(extent, int | tirx.IntImm) for extent in ty.shape):
+        return "symbolic-weight-shape", f"the weight is {ty}; its shape must be static"
+    activation = call.ty if kind == "embedding" else call.args[0].ty
+    for what, dtype in (("weight", ty.dtype), ("activation", activation.dtype), ("result", call.ty.dtype)):
+        if str(dtype) not in _FLOATS:
+            return "dtype-not-supported", (
+                f"the {what} is {dtype}; INT4 kernels take float16 and float32 "
+                "(import the model with dtype=float16 or float32)"
+            )
+    return None
+
+
+def _trace(
+    expr: relax.Expr, bound: dict[relax.Var, relax.Expr]
+) -> tuple[relax.Expr | None, bool, tuple[str, ...]]:
+    """(source, flipped, ops on the way) of an operand; source None if it is a computed value.
+
+    Matrix transposes and float casts lead through; an op that only reads weights is listed.
+    """
+    flipped, through = False, []
+    while isinstance(expr, relax.Var) and expr in bound:
+        value = bound[expr]
+        if isinstance(value, relax.Var | GenericConst):
+            expr = value
+            continue
+        if not isinstance(value, relax.Call) or not value.args:
+            return None, False, ()
+        if value.op == _PERMUTE and _is_matrix_transpose(value):
+            flipped = not flipped
+        elif not (value.op == _CAST or (value.op == _RESHAPE and _same_shape(value))):
+            if not _reads_one_tensor(value):
+                return None, False, ()
+            through.append(str(value.op.name).replace("relax.", "R."))
+        expr = value.args[0]
+    if isinstance(expr, relax.Var | GenericConst) and isinstance(expr.ty, relax.TensorType):
+        return expr, flipped, tuple(reversed(through))
+    return None, False, ()
+
+
+def _left_or_computed(
+    variable: relax.Var,
+    call: relax.Call,
+    bound: dict[relax.Var, relax.Expr],
+    weights: set[relax.Var],
+) -> Iterator[WeightSite]:
+    source, _, _ = _trace(call.args[0], bound)
+    if isinstance(source, relax.Var) and source in weights:
+        reason = ("weight-on-the-left", "the weight is the left operand; write x @ W.T")
+        yield WeightSite(variable, call, "matmul", source, weight_name(source, variable), False, reason)
+
+
+def _reads_one_tensor(call: relax.Call) -> bool:
+    tensors = [arg for arg in call.args if isinstance(arg.ty, relax.TensorType)]
+    return len(tensors) == 1 and isinstance(call.op, Op)
+
+
+def _is_matrix_transpose(call: relax.Call) -> bool:
+    axes = call.attrs["axes"]
+    return call.args[0].ty.ndim == 2 and (axes is None or [int(a) % 2 for a in axes] == [1, 0])
+
+
+def _same_shape(call: relax.Call) -> bool:
+    return call.args[0].ty.shape is not None and relax.analysis.can_prove_shape_equal(
+        call.args[0].ty.shape, call.ty.shape
+    )
+
+
+def _takes_rows(call: relax.Call) -> bool:
+    ty = call.args[0].ty
+    return isinstance(ty, relax.TensorType) and ty.ndim == 2 and call.attrs["axis"] == 0
+
+
+def _rows(call: relax.Call) -> int | None:
+    extent = call.ty.shape[-1]
+    return int(extent) if isinstance(extent, int | tirx.IntImm) else None
+
+
+def _table_rows(table: relax.Expr) -> int:
+    return int(table.ty.shape[0])
+
+
+def _calls_before_no_matmul(func: relax.Function) -> set[relax.Var]:
+    """Variables whose value reaches no matmul: the products among them are the last ones."""
+    feeding: set[relax.Var] = set()
+    last: set[relax.Var] = set()
+    for block in reversed(func.body.blocks):
+        for binding in reversed(block.bindings):
+            reaches = binding.var in feeding
+            if not reaches:
+                last.add(binding.var)
+            is_matmul = isinstance(binding.value, relax.Call) and binding.value.op == MATMUL
+            if reaches or is_matmul:
+                feeding.update(relax.analysis.free_vars(binding.value))
+    return last

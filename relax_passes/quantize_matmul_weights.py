@@ -1,0 +1,253 @@
+"""Store the weights of matrix products in INT4. Runs before LegalizeOps, on graph-level ops.
+
+Leaves alone, with a note: weights on the left, weights that are sliced or otherwise computed before
+the product, batched weights, bfloat16, what `Config.skip` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst, IRModule
+from tvm.ir.transform import PassContext
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from sits_tvm.config import Config
+from sits_tvm.diagnostics import Diagnostic, emit
+from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
+from tir_schedules.packing import PackedLayout, pack
+
+from .op.int4 import int4_matmul, int4_take, layout_attrs, packed_types, quantize_weight
+from ._weight_sites import WeightSite, find_weight_sites
+
+TRANSFORM_SUFFIX = "_transform_params"
+PART_NAMES = ("codes", "scale", "zero_point")
+
+
+@tvm.transform.module_pass(opt_level=0, name="QuantizeMatmulWeights")
+class QuantizeMatmulWeights:
+    """Replace ``matmul(x, permute_dims(W))`` by a product with packed INT4 parts of W.
+
+    The parts take the place of W among the arguments of the function; how they come from W is the
+    function ``<func>_transform_params``, which takes and returns the arguments after the inputs.
+
+    Before::
+
+        @I.ir_module
+        class Before:
+            @R.function
+            def main(x: R.Tensor(("s", 64), "float32"), w: R.Tensor((32, 64), "float32")):
+                R.func_attr({"num_input": 1})
+                with R.dataflow():
+                    wt = R.permute_dims(w)
+                    y = R.matmul(x, wt)
+                    R.output(y)
+                return y
+
+    Parameters
+    ----------
+    config : Config
+        `quant` must be set; `quantize_embedding`, `quantize_head` and `skip` are read.
+    lanes : int
+        Order of the packed weights that the target's kernels read, see `tir_schedules.packing`.
+    params : collection of str
+        Names of arguments that are weights, beside those after the attribute ``num_input``.
+    report : Report, optional
+        Receives `quantized` and `skipped`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        lanes: int = 1,
+        params: Sequence[str] = (),
+        report: Report | None = None,
+    ) -> None:
+        if config.quant is None:
+            raise ValueError("QuantizeMatmulWeights needs Config.quant, for example QuantSpec()")
+        self.config, self.lanes, self.params = config, lanes, frozenset(params)
+        self.report = report if report is not None else Report()
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        out, quantized, skipped = mod.clone(), 0, []
+        for gvar, func in mod.functions_items():
+            if not isinstance(func, relax.Function):
+                continue
+            name = gvar.name_hint
+            sites = list(find_weight_sites(func, weights_of(func, self.params)))
+            chosen = [site for site in sites if not self._skips(name, site, skipped)]
+            if not chosen:
+                continue
+            quantized += len(chosen)
+            self._note(name, chosen)
+            weights = weights_of(func, self.params)
+            rewriter = _Quantizer(mod, self.config, self.lanes, chosen)
+            out[gvar], transform = _with_packed_arguments(func, weights, rewriter)
+            if transform is not None:
+                out[name + TRANSFORM_SUFFIX] = transform
+        if not quantized:
+            emit(_nothing_to_quantize(skipped))
+        return out
+
+    def _skips(self, function: str, site: WeightSite, skipped: list[str]) -> bool:
+        reason = site.reason or self._unwanted(site)
+        if reason is None:
+            return False
+        code, message = reason
+        where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
+        emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
+        row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
+        self.report.skipped.append(row)
+        skipped.append(f"{function}, {site.binding.name}, {site.name}: {row.reason}")
+        return True
+
+    def _unwanted(self, site: WeightSite) -> tuple[str, str] | None:
+        for glob in self.config.skip:
+            if fnmatchcase(site.name, glob):
+                return "skipped", f"Config.skip has {glob!r}"
+        if site.kind == "embedding" and not self.config.quantize_embedding:
+            return "embedding", "set Config.quantize_embedding to store embedding tables in INT4"
+        if site.kind == "head" and not self.config.quantize_head:
+            return "head", "set Config.quantize_head to quantize the projection onto the vocabulary"
+        return None
+
+    def _note(self, function: str, sites: list[WeightSite]) -> None:
+        seen: set[relax.Expr] = set()
+        for site in sites:
+            if site.source in seen:
+                continue
+            seen.add(site.source)
+            n, k = site.shape
+            layout = PackedLayout(n, k, self.config.quant, self.lanes)
+            width = tvm.DataType(str(site.source.ty.dtype)).bits // 8
+            row = QuantizedWeight(
+                function, site.binding.name, site.name, str(self.config.quant), (n, k),
+                n * k * width, layout.nbytes,
+            )  # fmt: skip
+            self.report.quantized.append(row)
+
+
+def weights_of(func: relax.Function, params: frozenset[str]) -> set[relax.Var]:
+    """The arguments of `func` that are weights: after ``num_input``, or named in `params`."""
+    attrs = func.attrs or {}
+    inputs = int(attrs["num_input"]) if "num_input" in attrs else len(func.params)
+    return {p for i, p in enumerate(func.params) if i >= inputs or p.name in params}
+
+
+def _with_packed_arguments(
+    func: relax.Function, weights: set[relax.Var], rewriter: _Quantizer
+) -> tuple[relax.Function, relax.Function | None]:
+    """`func` taking packed parts in place of its quantized weights, and how they are made."""
+    body = rewriter.visit_expr(func.body)
+    parts = [p for _, packed in rewriter.parts.values() for p in packed if isinstance(p, relax.Var)]
+    draft = relax.Function([*func.params, *parts], body, func.ret_ty, func.is_pure, func.attrs)
+    body = relax.analysis.remove_all_unused(draft).body
+    used = set(relax.analysis.free_vars(body))
+    arguments: list[relax.Var] = []
+    for argument in func.params:
+        if argument not in rewriter.parts or argument in used:
+            arguments.append(argument)
+        if argument in rewriter.parts:
+            arguments += rewriter.parts[argument][1]
+    out = relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
+    ordered = [argument for argument in func.params if argument in weights]
+    name = str(func.attrs["global_symbol"]) + TRANSFORM_SUFFIX
+    return out, _transform_params(name, ordered, used, rewriter) if parts else None
+
+
+def _transform_params(
+    name: str, weights: list[relax.Var], used: set[relax.Var], rewriter: _Quantizer
+) -> relax.Function:
+    """The function from the original weights to the packed and untouched ones, in order."""
+    bb = relax.BlockBuilder()
+    argument = relax.Var("params", relax.TupleType([weight.ty for weight in weights]))
+    with bb.function(name, [argument]):
+        with bb.dataflow():
+            fields = []
+            for i, weight in enumerate(weights):
+                source = bb.emit(relax.TupleGetItem(argument, i), weight.name)
+                if weight not in rewriter.parts or weight in used:
+                    fields.append(source)
+                if weight in rewriter.parts:
+                    site, parts = rewriter.parts[weight]
+                    packed = bb.emit(rewriter.quantize(site, source))
+                    fields += [bb.emit(relax.TupleGetItem(packed, j)) for j in range(len(parts))]
+            result = bb.emit_output(relax.Tuple(fields))
+        bb.emit_func_output(result)
+    return bb.get()[name]
+
+
+def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
+    found = "\n  ".join(["it found", *skipped]) if skipped else "it found no matrix product"
+    return Diagnostic.error(
+        "nothing-to-quantize",
+        f"Config.quant is set, but no weight can be quantized; {found}",
+        help="see each reason, or leave Config.quant out",
+    )
+
+
+@mutator
+class _Quantizer(PyExprMutator):
+    """Rewrites the calls of one function; `parts` holds the packed parts of each weight."""
+
+    def __init__(self, mod: IRModule, config: Config, lanes: int, sites: list[WeightSite]) -> None:
+        super().__init__(mod)
+        self.spec, self.lanes = config.quant, lanes
+        self.sites = {site.binding: site for site in sites}
+        self.parts: dict[relax.Expr, tuple[WeightSite, list[relax.Expr]]] = {}
+        for site in sites:
+            if site.source not in self.parts:
+                self.parts[site.source] = site, self._make_parts(site)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        site = self.sites.get(binding.var)
+        if site is None:
+            super().visit_var_binding_(binding)
+            return
+        value = self.builder_.normalize(self._quantized_call(site))
+        self.set_var_remap(binding.var, self._emit(binding, value))
+
+    def _emit(self, binding: relax.VarBinding, value: relax.Expr) -> relax.Var:
+        if isinstance(binding.var, relax.DataflowVar):
+            return self.builder_.emit(value, binding.var.name)
+        return self.builder_.emit_output(value, binding.var.name)
+
+    def _quantized_call(self, site: WeightSite) -> relax.Expr:
+        attrs = layout_attrs(self.layout(site))
+        packed = self.parts[site.source][1]
+        operands = [self.visit_expr(arg) for arg in site.call.args]
+        if site.kind == "embedding":
+            return int4_take(operands[1], *packed, out_dtype=str(site.call.ty.dtype), **attrs)
+        x, dtype = operands[0], str(site.call.ty.dtype)
+        if str(x.ty.dtype) != dtype:
+            x = self.builder_.emit(relax.op.astype(x, dtype))
+        return int4_matmul(x, *packed, **attrs)
+
+    def layout(self, site: WeightSite) -> PackedLayout:
+        return PackedLayout(*site.shape, self.spec, self.lanes)
+
+    def quantize(self, site: WeightSite, weight: relax.Expr) -> relax.Call:
+        return quantize_weight(
+            weight,
+            transposed=site.transposed,
+            scale_method=self.spec.scale_method,
+            **layout_attrs(self.layout(site)),
+        )
+
+    def _make_parts(self, site: WeightSite) -> list[relax.Expr]:
+        if isinstance(site.source, GenericConst):
+            return [relax.const(part) for part in pack(_rows(site), self.spec, self.lanes)]
+        types = packed_types(self.layout(site))
+        return [
+            relax.Var(f"{site.name}.{part}", ty) for part, ty in zip(PART_NAMES, types, strict=False)
+        ]
+
+
+def _rows(site: WeightSite) -> np.ndarray:
+    weight = site.source.value.numpy()
+    return weight.T if site.transposed else weight

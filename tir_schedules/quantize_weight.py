@@ -1,0 +1,182 @@
+"""Quantize and pack a weight inside the compiled program, bit for bit as `packing.pack` does.
+
+Used where no parameters are given at build time: `<func>_transform_params` then runs these kernels,
+`choose_scale`, `pack_codes` and, when asymmetric, `pack_zero_points`, in that order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+from tvm.script import tirx as T
+
+from .packing import CODES_PER_WORD, MSE_RATIOS, PackedLayout
+
+
+def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
+    """W (n, k) of `dtype` -> scale, zero (tiles, groups, lanes), the latter as uint8 codes 0…15."""
+    n, k, lanes = layout.n, layout.k, layout.lanes
+    tiles, groups, _ = layout.shapes[1]
+    group_size, spec = layout.group_size, layout.spec
+    ratios = MSE_RATIOS if spec.scale_method == "mse" else np.ones(1, "float32")
+    smallest = float(np.finfo(spec.scale_dtype).smallest_subnormal)
+    reach = (lambda low, high: T.max(-low, high)) if spec.symmetric else (lambda low, high: high - low)
+    levels = 7.0 if spec.symmetric else 15.0
+
+    @T.prim_func(s_tir=True)
+    def choose_scale(
+        W: T.Buffer((T.int64(n), T.int64(k)), dtype),
+        scale: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), spec.scale_dtype),
+        zero: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), "uint8"),
+    ):
+        T.func_attr({"tirx.noalias": True})
+        for t, j, l in T.grid(T.int64(tiles), T.int64(groups), T.int64(lanes)):
+            with T.sblock("choose_scale"):
+                vt, vj, vl = T.axis.remap("SSS", [t, j, l])
+                T.reads(W[0 : T.int64(n), 0 : T.int64(k)])
+                T.writes(scale[vt, vj, vl], zero[vt, vj, vl])
+                low = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                high = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                step = T.sblock_alloc_buffer((1,), spec.scale_dtype, scope="local")
+                offset = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                error = T.sblock_alloc_buffer((1,), "float64", scope="local")
+                best = T.sblock_alloc_buffer((1,), "float64", scope="local")
+                low[0] = T.float32(0)
+                high[0] = T.float32(0)
+                for r in range(T.int64(group_size)):
+                    low[0] = T.min(low[0], _value(W, layout, vt, vj, vl, r))
+                    high[0] = T.max(high[0], _value(W, layout, vt, vj, vl, r))
+                best[0] = T.float64(np.inf)
+                for c in T.unroll(len(ratios)):
+                    step[0] = T.max(
+                        T.Cast(
+                            spec.scale_dtype,
+                            T.if_then_else(
+                                reach(low[0], high[0]) == T.float32(0),
+                                T.float32(1),
+                                reach(low[0], high[0]) / T.float32(levels) * _ratio(ratios, c),
+                            ),
+                        ),
+                        T.Cast(spec.scale_dtype, T.float32(smallest)),
+                    )
+                    if spec.symmetric:
+                        offset[0] = T.float32(8)
+                    else:
+                        offset[0] = _clip(
+                            T.nearbyint(-low[0] * _ratio(ratios, c) / T.Cast("float32", step[0]))
+                        )
+                    error[0] = T.float64(0)
+                    if len(ratios) > 1:
+                        for r in range(T.int64(group_size)):
+                            error[0] = error[0] + _square(
+                                _value(W, layout, vt, vj, vl, r), step[0], offset[0]
+                            )
+                    if error[0] < best[0]:
+                        best[0] = error[0]
+                        scale[vt, vj, vl] = step[0]
+                        zero[vt, vj, vl] = T.Cast("uint8", offset[0])
+
+    return choose_scale
+
+
+def pack_codes(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
+    """W (n, k), scale, zero (tiles, groups, lanes) -> codes in `layout`."""
+    n, k, lanes = layout.n, layout.k, layout.lanes
+    tiles, words, _ = layout.shapes[0]
+    groups, group_size = layout.groups, layout.group_size
+
+    @T.prim_func(s_tir=True)
+    def pack_codes(
+        W: T.Buffer((T.int64(n), T.int64(k)), dtype),
+        scale: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), layout.spec.scale_dtype),
+        zero: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), "uint8"),
+        codes: T.Buffer((T.int64(tiles), T.int64(words), T.int64(lanes)), "uint32"),
+    ):
+        T.func_attr({"tirx.noalias": True})
+        for t, w, l, i in T.grid(
+            T.int64(tiles), T.int64(words), T.int64(lanes), T.int64(CODES_PER_WORD)
+        ):
+            with T.sblock("pack_codes"):
+                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, l, i])
+                with T.init():
+                    codes[vt, vw, vl] = T.uint32(0)
+                codes[vt, vw, vl] = codes[vt, vw, vl] | T.shift_left(
+                    T.Cast(
+                        "uint32",
+                        _code(
+                            _value(
+                                W,
+                                layout,
+                                vt,
+                                vw * CODES_PER_WORD // group_size,
+                                vl,
+                                vw * CODES_PER_WORD % group_size + vi,
+                            ),
+                            scale[vt, vw * CODES_PER_WORD // group_size, vl],
+                            T.Cast("float32", zero[vt, vw * CODES_PER_WORD // group_size, vl]),
+                        ),
+                    ),
+                    T.Cast("uint32", vi * 4),
+                )
+
+    return pack_codes
+
+
+def pack_zero_points(layout: PackedLayout) -> tirx.PrimFunc:
+    """zero (tiles, groups, lanes) uint8 -> zero_point in `layout`."""
+    tiles, words, lanes = layout.shapes[2]
+    groups = layout.groups
+
+    @T.prim_func(s_tir=True)
+    def pack_zero_points(
+        zero: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), "uint8"),
+        packed: T.Buffer((T.int64(tiles), T.int64(words), T.int64(lanes)), "uint32"),
+    ):
+        T.func_attr({"tirx.noalias": True})
+        for t, w, l, i in T.grid(
+            T.int64(tiles), T.int64(words), T.int64(lanes), T.int64(CODES_PER_WORD)
+        ):
+            with T.sblock("pack_zero_points"):
+                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, l, i])
+                with T.init():
+                    packed[vt, vw, vl] = T.uint32(0)
+                packed[vt, vw, vl] = packed[vt, vw, vl] | T.if_then_else(
+                    vw * CODES_PER_WORD + vi < groups,
+                    T.shift_left(
+                        T.Cast("uint32", zero[vt, vw * CODES_PER_WORD + vi, vl]),
+                        T.Cast("uint32", vi * 4),
+                    ),
+                    T.uint32(0),
+                )
+
+    return pack_zero_points
+
+
+def _value(weight, layout, tile, group, lane, element):  # type: ignore[no-untyped-def]
+    """The element of a group in float32, 0 in the padding."""
+    row, column = tile * layout.lanes + lane, group * layout.group_size + element
+    inside = tirx.all(row < layout.n, column < layout.k)
+    return T.if_then_else(inside, T.Cast("float32", weight[row, column]), T.float32(0))
+
+
+def _code(value, scale, zero):  # type: ignore[no-untyped-def]
+    return _clip(T.nearbyint(value / T.Cast("float32", scale)) + zero)
+
+
+def _clip(code):  # type: ignore[no-untyped-def]
+    return T.max(T.min(code, T.float32(15)), T.float32(0))
+
+
+def _square(value, scale, zero):  # type: ignore[no-untyped-def]
+    level = T.Cast("float64", _code(value, scale, zero) - zero)
+    difference = T.Cast("float64", value) - level * T.Cast("float64", scale)
+    rounded = T.Cast("float64", T.Cast("float32", difference))
+    return rounded * rounded
+
+
+def _ratio(ratios: np.ndarray, index):  # type: ignore[no-untyped-def]
+    """ratios[index] for a loop variable, as a chain of selects that unrolling folds away."""
+    value = T.float32(ratios[0])
+    for i in range(1, len(ratios)):
+        value = tirx.Select(index == i, T.float32(ratios[i]), value)
+    return value
