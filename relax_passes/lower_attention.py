@@ -10,6 +10,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.op._attention_plain import lower_plain
+from sits_tvm.diagnostics import Diagnostic, emit
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerAttention")
@@ -72,13 +73,31 @@ class _Lowerer(PyExprMutator):
         super().__init__(mod)
         self.mod = mod
         self.op = Op.get("relax.sits.attention")
+        self.function = self.binding = ""
 
     def run(self) -> IRModule:
         for gvar, func in self.mod.functions_items():
             if isinstance(func, relax.Function):
+                self.function = gvar.name_hint
                 self.builder_.update_func(gvar, self.visit_expr(func))
         return self.builder_.get()
 
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.binding = binding.var.name
+        super().visit_var_binding_(binding)
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        return lower_plain(self.builder_, call) if call.op == self.op else call
+        if call.op != self.op:
+            return call
+        unknown = [x for x in call.args[:3] if not isinstance(x.ty.shape, relax.ShapeExpr)]
+        if unknown:
+            self._refuse(unknown)
+            return call
+        return lower_plain(self.builder_, call)
+
+    def _refuse(self, unknown: list[relax.Expr]) -> None:
+        message = f"shape unknown: {', '.join(f'{x} is {x.ty}' for x in unknown)}"
+        where = {"function": self.function, "binding": self.binding}
+        advice = "bind the argument with R.match_cast to a type with a shape, symbolic or not"
+        emit(Diagnostic.error("attention-shape-unknown", message, help=advice, **where))

@@ -13,16 +13,9 @@ def lower_plain(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
     The H / G query heads of one key/value head become rows of one product, so keys and values are
     never repeated. Masked scores are selected, not added: garbage in a masked key stays there.
-
-    Raises
-    ------
-    ValueError
-        If a shape of q, k or v is unknown (bind it with R.match_cast).
+    The shapes of q, k and v must be known.
     """
     q, k, v = call.args[:3]
-    unknown = [x for x in (q, k, v) if not isinstance(x.ty.shape, relax.ShapeExpr)]
-    if unknown:
-        raise ValueError(f"R.sits.attention: unknown shape of {unknown}; bind it with R.match_cast")
     batch, num_heads, num_queries, _ = q.ty.shape
     num_keys, width = k.ty.shape[2], v.ty.shape[3]
     num_kv_heads = k.ty.shape[1]
@@ -34,7 +27,21 @@ def lower_plain(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     weights = _softmax(bb, scores, call.attrs["empty_row"])
     weights = _cast(bb, _reshape(bb, weights, [*grouped, num_keys]), v.ty.dtype)
     out = _cast(bb, _matmul(bb, weights, v), v.ty.dtype)
-    return _reshape(bb, out, [batch, num_heads, num_queries, width])
+    out = _reshape(bb, out, [batch, num_heads, num_queries, width])
+    return _without_keys(bb, out, num_keys, call.attrs["empty_row"])
+
+
+def _without_keys(
+    bb: relax.BlockBuilder, out: relax.Expr, num_keys: tvm.ir.Expr, empty_row: str
+) -> relax.Expr:
+    """For Sk = 0 the value of an empty row: a reduction over nothing leaves its buffer unset."""
+    analyzer = tvm.sym.Analyzer()
+    if analyzer.can_prove(num_keys > 0) or analyzer.can_prove_equal(num_keys, out.ty.shape[2]):
+        return out
+    count = bb.emit(R.arange(num_keys, num_keys + 1, 1, "int64"))
+    has_keys = bb.emit(R.greater(count, relax.const(0, "int64")))
+    empty = _const(0.0 if empty_row == "zero" else float("nan"), out)
+    return bb.emit(R.where(has_keys, out, empty))
 
 
 def _scores(

@@ -53,15 +53,15 @@ def attention(
         Multiplies q kᵀ. Default 1 / √D, for a static D.
     causal : int or "bottom_right" or None
         The offset: query i sees key j when j ≤ i + offset. 0 aligns the first query with the first
-        key; "bottom_right" is Sk − Sq (the last with the last), also where these are symbolic;
+        key; "bottom_right" is Sk - Sq (the last with the last), also where these are symbolic;
         None: no causal mask, offset 0.
     window : int
-        w > 0: query i sees key j only when p(i) − w < j. 0: no window.
+        w > 0: query i sees key j only when p(i) - w < j. 0: no window.
     softcap : float
         c > 0: scores become c · tanh(scores / c). 0: left as they are.
     empty_row : str
         The result for a query that sees no key: "nan", "zero", or "uniform" (the mean of all Sk
-        values, as an additive mask of the lowest finite number gives).
+        values, as an additive mask of the lowest finite number gives; NaN for Sk = 0).
     softmax_dtype : str, optional
         Of scores, mask and softmax; not narrower than q. Default float32, for float64 q float64.
 
@@ -110,7 +110,7 @@ def _attribute_problems(attrs: dict[str, Any]) -> Iterator[str]:
     elif not _is_number(scale):
         yield f"scale={scale!r} is not a finite number"
     if causal is not None and causal != "bottom_right" and not _is_int(causal):
-        yield f"causal={causal!r}: write None, an integer offset (0 for Sq == Sk), or 'bottom_right'"
+        yield f"causal={causal!r}: write None, an integer (0 for Sq == Sk) or 'bottom_right'"
     if not _is_int(window) or window < 0:
         yield f"window={window!r}: write a number of keys, or 0 for none"
     if not _is_number(softcap) or softcap < 0:
@@ -182,8 +182,10 @@ def _shape_problems(q: list | None, k: list | None, v: list | None) -> Iterator[
     heads = [x[1] for x in (q, k) if x is not None]
     if not all(isinstance(h, tvm.tirx.IntImm) for h in heads):
         yield f"head counts must be static: {shown}"
-    elif len(heads) == 2 and (int(heads[1]) == 0 or int(heads[0]) % int(heads[1])):
-        yield f"G={heads[1]} key/value heads do not divide H={heads[0]} query heads: {shown}"
+    elif len(heads) == 2:
+        h, g = map(int, heads)
+        if g == 0 or h % g:
+            yield f"G={g} key/value heads do not divide H={h} query heads: {shown}"
 
 
 def _bias_problems(call: relax.Call) -> Iterator[str]:
@@ -216,7 +218,9 @@ def _same(a: tvm.ir.Expr, b: tvm.ir.Expr | int) -> bool:
 
 
 def _show(shape: list | None) -> str:
-    return "(?)" if shape is None else f"({', '.join(str(d) for d in shape)})"
+    if shape is None:
+        return "(?)"
+    return f"({', '.join(str(int(d) if isinstance(d, tvm.tirx.IntImm) else d) for d in shape)})"
 
 
 def _bits(dtype: str) -> int:

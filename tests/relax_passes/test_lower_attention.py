@@ -4,14 +4,15 @@ import inspect
 import textwrap
 
 import numpy as np
-import relax_passes.op  # noqa: F401  (registers R.sits.attention)
 import tvm
 import tvm_ffi
-from relax_passes.lower_attention import LowerAttention
 from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
+
+import relax_passes.op  # noqa: F401  (registers R.sits.attention)
+from relax_passes.lower_attention import LowerAttention
 
 
 def verify(before, expected):
@@ -59,7 +60,7 @@ class _TwoFunctions:
 
     @R.function
     def other(q: R.Tensor((1, 2, 3, 4), "float32"), c: R.Tensor((), "bool")):
-        if c:
+        if c:  # noqa: SIM108
             y = R.sits.attention(q, q, q, causal=0)
         else:
             y = R.add(q, q)
