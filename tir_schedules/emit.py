@@ -1,0 +1,107 @@
+"""Small pieces of loop nests, written with TVM's IR builder. All indices are int64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tvm import s_tir, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from .contraction import Contraction, Point
+
+LANES = 16
+"""Columns computed side by side. LLVM splits a vector of 16 into what the target has."""
+
+Index = tirx.Expr | int
+
+
+def int64(value: Index) -> tirx.Expr:
+    return tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+
+def ceildiv(a: Index, b: int) -> tirx.Expr:
+    return (int64(a) + (b - 1)) // b
+
+
+def serial(extent: Index):  # type: ignore[no-untyped-def]
+    return T.serial(int64(0), int64(extent))
+
+
+def parallel(extent: Index):  # type: ignore[no-untyped-def]
+    return T.parallel(int64(0), int64(extent))
+
+
+def vectorized(extent: int = LANES):  # type: ignore[no-untyped-def]
+    return T.vectorized(int64(0), int64(extent))
+
+
+@contextmanager
+def when(condition: tirx.Expr | bool) -> Iterator[None]:
+    """``if condition:`` around what is emitted inside; nothing where it is known to hold."""
+    if isinstance(condition, bool) and condition:
+        yield
+        return
+    with T.If(condition), T.Then():
+        yield
+
+
+def registers(count: int, lanes: int = LANES) -> list[tirx.Buffer]:
+    """`count` zeroed float32 vectors. Each a buffer of its own: TVM keeps small ones on the stack."""
+    buffers = [T.alloc_buffer((int64(lanes),), "float32", scope="local") for _ in range(count)]
+    for buffer in buffers:
+        with vectorized(lanes) as lane:
+            T.buffer_store(buffer, tirx.const(0, "float32"), [lane])
+    return buffers
+
+
+def scratch(*shape: Index) -> tirx.Buffer:
+    """A float32 buffer from TVM's workspace pool of the running thread."""
+    return T.alloc_buffer([int64(extent) for extent in shape], "float32")
+
+
+def store_columns(
+    product: Contraction,
+    point: Point,
+    first: tirx.Expr,
+    values: tirx.Buffer,
+    start: Sequence[Index] = (0,),
+    lanes: int = LANES,
+) -> None:
+    """Send `lanes` values, from `start` on, through the epilogue to columns `first` and onwards.
+
+    Columns beyond the last one are dropped.
+    """
+    columns = product.column.dom.extent
+
+    def store(lane: tirx.Expr) -> None:
+        at = {**point, product.column.var: first + lane}
+        value = values[(*start[:-1], start[-1] + lane)]
+        product.finish(at, value, T.Bind, T.buffer_store)
+
+    def whole() -> None:
+        with vectorized(lanes) as lane:
+            store(lane)
+
+    if isinstance(columns, tirx.IntImm) and columns.value % lanes == 0:
+        whole()
+        return
+    with T.If(first + lanes <= columns):
+        with T.Then():
+            whole()
+        with T.Else(), serial(tirx.max(columns - first, int64(0))) as lane:
+            store(lane)
+
+
+def primfunc(func: tirx.PrimFunc, emit: Callable[[], None]) -> tirx.PrimFunc:
+    """`func` with its body replaced by what `emit` builds."""
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name("main")
+            emit()
+        body = builder.get().body
+    if not isinstance(body, s_tir.SBlockRealize):
+        root = s_tir.SBlock([], [], [], "root", body)
+        body = s_tir.SBlockRealize([], True, root)
+    return func.with_body(body)

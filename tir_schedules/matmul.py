@@ -1,0 +1,77 @@
+"""The llvm schedule of every matrix product: GEMV for one row, register-tiled GEMM for more."""
+
+from __future__ import annotations
+
+from tvm import get_global_func, s_tir, tirx
+from tvm.s_tir.dlight import ScheduleRule
+from tvm.target import Target
+from tvm.tirx.script import builder as T
+
+from .contraction import Contraction, Int4Weight, recognise
+from .emit import LANES, primfunc
+from .gemm import Tile, gemm
+from .gemv import Streams, gemv
+
+_PANEL_BYTES = 1 << 20
+"""Half of a usual L2 cache."""
+
+
+class Matmul(ScheduleRule):
+    """Schedule matmul, its transposed and batched forms, and INT4 matmul, with fused epilogues.
+
+    One function serves every number of rows: if the number is symbolic, it is looked at when the
+    function runs. Products are float32 sums whatever the operands are. Functions that are no matrix
+    product of float16 or float32 operands are left to other rules.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or None if it is not for this rule (or `tunable`)."""
+        if target.kind.name != "llvm" or tunable:
+            return None
+        product = recognise(func)
+        if product is None:
+            return None
+        return s_tir.Schedule(primfunc(func, lambda: _any_rows(product, target)))
+
+
+def _any_rows(product: Contraction, target: Target) -> None:
+    rows = product.rows.extent
+    if isinstance(rows, tirx.IntImm):
+        _few_or_many(product, target, rows.value == 1)
+        return
+    with T.If(rows == 1):
+        with T.Then():
+            _few_or_many(product, target, True)
+        with T.Else():
+            _few_or_many(product, target, False)
+
+
+def _few_or_many(product: Contraction, target: Target, one: bool) -> None:
+    if one:
+        gemv(product, _streams(target))
+    else:
+        gemm(product, _tile(product, target))
+
+
+def _tile(product: Contraction, target: Target) -> Tile:
+    rows, vectors = {512: (12, 2), 256: (6, 1), 128: (3, 1)}[_vector_bits(target)]
+    depth = product.reduction.dom.extent
+    if isinstance(product.rhs, Int4Weight):
+        depth = product.rhs.codes.shape[1] * 8
+    fits = 8
+    if isinstance(depth, tirx.IntImm):
+        fits = _PANEL_BYTES // (4 * LANES * max(1, depth.value))
+    panel = max(1, min(8, fits) // vectors) * vectors
+    return Tile(rows, vectors, panel)
+
+
+def _streams(target: Target) -> Streams:
+    return {512: Streams(4, 8, 16), 256: Streams(2, 4, 4), 128: Streams(1, 2, 2)}[
+        _vector_bits(target)
+    ]
+
+
+def _vector_bits(target: Target) -> int:
+    has = get_global_func("target.target_has_feature")
+    with target:
+        return 512 if has("avx512f", target) else 256 if has("avx2", target) else 128
