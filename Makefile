@@ -1,0 +1,40 @@
+# make demo    the main job: a trained model to INT4, with figures
+# make test    lint, types, tests and tutorials; what CI runs
+# make test-all, make bench    slower checks; measurements against named peers
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test test-all bench lint clean
+
+demo: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/main_job.py
+
+test: $(INSTALLED) lint
+	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --nbmake tutorials
+
+test-all: $(INSTALLED) lint
+	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest --nbmake tutorials
+
+bench: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/bench_kernels.py
+	$(BIN)/python tests/benchmarks/bench_compile.py
+	$(BIN)/python tests/benchmarks/main_job.py --tokens 6000
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[hf,onnx,cuda,tune,test,tutorials]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
