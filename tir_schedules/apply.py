@@ -1,0 +1,59 @@
+"""Apply schedule rules to every PrimFunc of a module."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext, module_pass
+from tvm.s_tir.dlight import ScheduleRule
+from tvm.target import Target
+
+# TOpPattern kOpaque: FuseOps leaves calls of such a function alone.
+_OPAQUE = 8
+
+
+@module_pass(opt_level=0, name="ApplySchedules")
+class ApplySchedules:
+    """Give each PrimFunc the schedule of the first rule that takes it.
+
+    Like dlight's `ApplyDefaultSchedule`, but the input module is not written to, and every
+    function afterwards carries ``sits.rule``, the class name of the rule that took it or "none",
+    and is opaque to fusion: a second `FuseOps`, which TVM's default pipelines run, would otherwise
+    merge scheduled functions with others. Functions already scheduled stay as they are.
+
+    Parameters
+    ----------
+    *rules : ScheduleRule
+        In order of preference.
+    """
+
+    def __init__(self, *rules: ScheduleRule) -> None:
+        self.rules = rules
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        functions = {var: self._scheduled(func) for var, func in mod.functions_items()}
+        return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+    def _scheduled(self, func: object) -> object:
+        if not isinstance(func, tirx.PrimFunc) or _is_scheduled(func):
+            return func
+        name, schedule = self._schedule(func, _target_of(func))
+        if schedule is not None:
+            func = schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+        return func.with_attr({"op_pattern": _OPAQUE, "sits.rule": name})
+
+    def _schedule(self, func: tirx.PrimFunc, target: Target) -> tuple[str, s_tir.Schedule | None]:
+        for rule in self.rules:
+            schedule = rule.apply(func, target, False)
+            if schedule is not None:
+                return type(rule).__name__, schedule
+        return "none", None
+
+
+def _is_scheduled(func: tirx.PrimFunc) -> bool:
+    return bool(func.attrs.get("tirx.is_scheduled", False))
+
+
+def _target_of(func: tirx.PrimFunc) -> Target:
+    target = func.attrs.get("target")
+    return Target.current(allow_none=False) if target is None else target

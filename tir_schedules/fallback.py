@@ -1,0 +1,149 @@
+"""A schedule for llvm of every PrimFunc that has no rule of its own: parallel and vectorised."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.dlight import ScheduleRule
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.schedule import LoopRV
+from tvm.target import Target
+from tvm.target.codegen import llvm_cpu_has_features
+
+from .leaf_loops import vectorize_leaf_loops
+from .loop_nests import Block, blocks_of, inline_producers, is_plain_loop_nest
+
+# Innermost iterations from which a parallel region, which costs 1 to 3 us, pays.
+PARALLEL_WORK = 16384
+
+
+class CpuFallback(ScheduleRule):
+    """Element-wise chains, softmax, norms, reductions, layout changes and the like, on llvm.
+
+    Cheap producers are inlined. What is left is put into groups of blocks that share their leading
+    axes (rows); a group becomes one parallel loop over rows, so a row's intermediate results stay
+    in cache and never exist in full. Innermost loops are vectorised, sums by partial results.
+
+    Softmax, before::
+
+        for i, k: max[i] = max(max[i], x[i, k])
+        for i, k: e[i, k] = exp(x[i, k] - max[i])
+        for i, k: sum[i] += e[i, k]
+        for i, k: y[i, k] = e[i, k] / sum[i]
+
+    and after::
+
+        parallel for i:
+            m[0:16] = max(m[0:16], x[i, k:k+16]) for k by 16;  max = fold(m);  the rest one by one
+            e[k:k+16] = exp(x[i, k:k+16] - max) for k by 16; ...
+            ...
+
+    Leaves alone (returns None): targets other than llvm, functions with blocks that are neither
+    injective nor a plain reduction (sort, scan, scatter, extern calls).
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> Schedule | None:
+        if target.kind.name != "llvm" or not isinstance(func, tirx.PrimFunc):
+            return None
+        if not is_plain_loop_nest(func):
+            return None
+        sch = Schedule(func)
+        if normalize_prim_func(sch) is None:
+            return None
+        inline_producers(sch)
+        _schedule_groups(sch)
+        return Schedule(vectorize_leaf_loops(sch.mod["main"], vector_lanes(target)))
+
+
+def vector_lanes(target: Target) -> int:
+    """float32 lanes in a vector register of an llvm target.
+
+    TVM's `llvm_get_vector_width` answers 512 bits for every x86, so features are asked for.
+    """
+    if llvm_cpu_has_features("avx512f", target):
+        return 16
+    return 8 if llvm_cpu_has_features("avx2", target) else 4
+
+
+def _schedule_groups(sch: Schedule) -> None:
+    """From the last block backwards: each takes along the producers that share its rows."""
+    pending = blocks_of(sch)
+    while pending:
+        anchor = pending.pop()
+        members, rows = _row_group(anchor, pending)
+        placed = _schedule_group(sch, anchor, members, rows)
+        pending = [block for block in pending if block not in placed]
+
+
+def _row_group(anchor: Block, before: list[Block]) -> tuple[list[Block], int]:
+    """The blocks to compute per row of `anchor`, and how many leading axes make a row."""
+    group, rows = [anchor], len(anchor.spatial)
+    for block in reversed(before):
+        consumers = [other for other in before + [anchor] if other.reads(block)]
+        shared = min([rows, *(block.shared_rows(other) for other in consumers)])
+        inside = consumers and all(consumer in group for consumer in consumers)
+        if inside and shared and not _loses_parallelism(anchor, rows, shared):
+            group, rows = [*group, block], shared
+    if all(len(block.spatial) + len(block.reduced) <= rows for block in group):
+        rows -= 1  # leave an axis for the vectors
+    return (group[1:], rows) if rows > 0 else ([], max(rows, 0))
+
+
+def _loses_parallelism(anchor: Block, rows: int, shared: int) -> bool:
+    def tasks(count: int) -> int:
+        return prod(axis.extent or PARALLEL_WORK for axis in anchor.spatial[:count])
+
+    return tasks(shared) < 8 <= tasks(rows)
+
+
+def _schedule_group(sch: Schedule, anchor: Block, members: list[Block], rows: int) -> list[Block]:
+    """Loop over the rows of `anchor`, with `members` inside; those that could be moved."""
+    if rows == 0:
+        _schedule_inner(sch, anchor, 0)
+        _split_single_axis(sch, anchor)
+        return []
+    row = sch.fuse(*anchor.row_loops(sch, rows))
+    placed = [block for block in members if _compute_at(sch, block, row)]
+    for block in [anchor, *placed]:
+        _schedule_inner(sch, block, 1)
+    if max(block.work for block in [anchor, *placed]) >= PARALLEL_WORK:
+        sch.parallel(row)
+    return placed
+
+
+def _compute_at(sch: Schedule, block: Block, loop: LoopRV) -> bool:
+    try:
+        sch.compute_at(block.rv, loop, preserve_unit_loops=True)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _schedule_inner(sch: Schedule, block: Block, depth: int) -> None:
+    """A reduction over a strided axis goes outside the contiguous one, which takes the vectors."""
+    if not block.reduces_columns:
+        return
+    inner = [loop for loop in sch.get_loops(block.rv)[depth:] if not _is_unit(sch.get(loop))]
+    reduced = inner[-len(block.reduced) :]
+    columns = inner[-len(block.reduced) - 1 : -len(block.reduced)]
+    if columns:
+        sch.reorder(*reduced, *columns)
+        sch.decompose_reduction(block.rv, reduced[0])
+
+
+def _is_unit(loop: tirx.For) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and loop.extent.value == 1
+
+
+def _split_single_axis(sch: Schedule, block: Block) -> None:
+    """Parallel chunks of the only axis, if its extent is known and has a fitting divisor."""
+    if not block.spatial or block.work < PARALLEL_WORK or block.reduces_columns:
+        return
+    extent = block.spatial[0].extent or 0
+    chunk = next((c for c in (4096, 2048, 1024, 512, 256, 128, 64) if extent % c == 0), None)
+    if chunk and extent > chunk:
+        (loop,) = block.row_loops(sch, 1)
+        outer, _ = sch.split(loop, [None, chunk])
+        sch.parallel(outer)

@@ -1,0 +1,344 @@
+"""Vectorise the innermost loops of a scheduled PrimFunc: full vectors, then a scalar tail.
+
+TVM's own way, a split with a predicate, is no way to get there: a predicate that depends on the
+lane makes `VectorizeLoop` fall back to scalars, and `compute_at` drops the predicate of a block
+made by `rfactor`, which then reads past the end. Here no lane ever leaves the loop's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Range, TensorLoad
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.sym import Analyzer
+from tvm.tirx import BufferLoad, BufferStore, Expr, For, ForKind, SeqStmt, Stmt, Var
+
+from .vector_math import vectorizable_math
+
+
+def vectorize_leaf_loops(func: tirx.PrimFunc, lanes: int) -> tirx.PrimFunc:
+    """`func` with every innermost serial loop in vectors of `lanes`, where that is legal.
+
+    A loop over a spatial axis is legal if each access is contiguous in it, or does not depend on
+    it. A reduction (sum, product, max, min) over a contiguous axis goes through `lanes` partial
+    results, so float sums are blocked. Any other loop, and one over a block with a predicate,
+    stays as it is.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        In S-TIR form: the body is the root block. int32 or int64 loops of any, also symbolic,
+        extent.
+    lanes : int
+        A power of two.
+    """
+    realize = func.body
+    rewriter = _LeafLoops(lanes)
+    body = vectorizable_math(rewriter.visit(realize.block.body))
+    root = realize.block
+    block = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init,
+        [*root.alloc_buffers, *rewriter.partials], root.match_buffers, root.annotations,
+    )  # fmt: skip
+    return func.with_body(SBlockRealize(realize.iter_values, realize.predicate, block))
+
+
+class _LeafLoops:
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.partials: list[tirx.Buffer] = []
+        self.analyzer = Analyzer()
+
+    def visit(self, stmt: Stmt) -> Stmt:
+        if isinstance(stmt, SeqStmt):
+            return SeqStmt([self.visit(child) for child in stmt.seq])
+        if not isinstance(stmt, For):
+            return stmt
+        self.analyzer.bind(stmt.loop_var, Range.from_min_extent(stmt.min, stmt.extent))
+        loops, leaf = _perfect_nest(stmt)
+        if isinstance(leaf, SBlockRealize) and _is_plain(leaf) and _are_serial(loops):
+            rewritten = self.spatial(loops, leaf) or self.reduction(loops, leaf)
+            if rewritten is not None:
+                return rewritten
+        return _with_body(stmt, self.visit(stmt.body))
+
+    def spatial(self, loops: list[For], leaf: SBlockRealize) -> Stmt | None:
+        """for j: a[j] = e  ->  for jo: a[jo:jo+lanes] = e; for jt: a[jt] = e."""
+        if len(loops) > 1 or leaf.block.init is not None or loops[0] not in _spatial(loops, leaf):
+            return None
+        store, width = _inlined(leaf.block.body, leaf), self.width(loops[0].extent)
+        if not isinstance(store, BufferStore) or width is None:
+            return None
+        lane = Var("lane", loops[0].loop_var.ty.dtype)
+        full = self.lanewise(loops, width, lane, store)
+        return None if full is None else _seq([full, _tail(store, loops, width)])
+
+    def reduction(self, loops: list[For], leaf: SBlockRealize) -> Stmt | None:
+        """Partial results per lane, folded in halves; the tail is added one by one."""
+        update = _reduction_update(leaf)
+        if update is None or _spatial(loops, leaf):
+            return None
+        init, store, combine, term = update
+        width = self.width(loops[-1].extent, most=4)
+        if width is None:
+            return None
+        partial = tirx.decl_buffer((width,), store.buffer.dtype, f"{store.buffer.name}_partial")
+        lane = Var("lane", loops[-1].loop_var.ty.dtype)
+        here = BufferLoad(partial, [lane])
+        accumulate = self.lanewise(
+            loops, width, lane, BufferStore(partial, combine(here, term), [lane])
+        )
+        if accumulate is None:
+            return None
+        self.partials.append(partial)
+        first = BufferLoad(partial, [_zero(lane)])
+        return _seq([
+            _vector_loop(lane, width, BufferStore(partial, _identity(combine, init), [lane])),
+            accumulate,
+            *_fold(partial, combine, width, lane),
+            BufferStore(store.buffer, combine(init.value, first), store.indices),
+            _tail(store, loops, width),
+        ])  # fmt: skip
+
+    def width(self, extent: Expr, most: int = 1) -> int | None:
+        """Lanes for a loop: up to `most` vectors at once where that leaves no tail."""
+        if not isinstance(extent, tirx.IntImm):
+            return self.lanes
+        if extent.value < self.lanes:
+            return extent.value if extent.value in (4, 8) else None
+        while extent.value % (most * self.lanes):
+            if most == 1:
+                break
+            most //= 2
+        return most * self.lanes
+
+    def lanewise(self, loops: list[For], width: int, lane: Var, store: Stmt) -> Stmt | None:
+        """The loops with the last one in whole vectors, or None if an access is not contiguous."""
+        loop = loops[-1]
+        outer = Var(f"{loop.loop_var.name}_vector", loop.loop_var.ty.dtype)
+        count = loop.extent // _int(width, lane)
+        analyzer = self.analyzer
+        analyzer.bind(outer, Range.from_min_extent(_zero(lane), count))
+        analyzer.bind(lane, Range.from_min_extent(_zero(lane), _int(width, lane)))
+        inner = _substitute(store, {loop.loop_var: outer * _int(width, lane) + lane})
+        inner = _simplify(inner, analyzer)
+        if not _is_vectorizable(inner, lane, analyzer):
+            return None
+        vector = _vector_loop(lane, width, inner)
+        return _nest(loops[:-1], For(outer, _zero(lane), count, ForKind.SERIAL, vector))
+
+
+def _perfect_nest(loop: For) -> tuple[list[For], Stmt]:
+    loops: list[For] = []
+    stmt: Stmt = loop
+    while isinstance(stmt, For):
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
+def _are_serial(loops: Sequence[For]) -> bool:
+    return all(
+        loop.kind == ForKind.SERIAL and not loop.annotations and _is_const(loop.min, 0)
+        for loop in loops
+    )
+
+
+def _is_plain(leaf: SBlockRealize) -> bool:
+    block = leaf.block
+    return _is_const(leaf.predicate, 1) and not block.alloc_buffers and not block.match_buffers
+
+
+def _spatial(loops: Sequence[For], leaf: SBlockRealize) -> list[For]:
+    """The loops that bind no reduction axis."""
+    reduced = [
+        value
+        for axis, value in zip(leaf.block.iter_vars, leaf.iter_values, strict=True)
+        if axis.iter_type != tirx.IterVar.DataPar
+    ]
+    return [loop for loop in loops if not any(_uses(value, loop.loop_var) for value in reduced)]
+
+
+def _inlined(stmt: Stmt, leaf: SBlockRealize) -> Stmt:
+    """A statement of the block in terms of the loops around it."""
+    axes = [axis.var for axis in leaf.block.iter_vars]
+    return _substitute(stmt, dict(zip(axes, leaf.iter_values, strict=True)))
+
+
+_COMBINERS = {"Add": tirx.Add, "Mul": tirx.Mul, "Max": tirx.Max, "Min": tirx.Min}
+
+
+def _reduction_update(leaf: SBlockRealize) -> tuple | None:
+    """(init, update, combine, term) of a block that does a[s] = combine(a[s], term)."""
+    init, update = leaf.block.init, leaf.block.body
+    if not isinstance(init, BufferStore) or not isinstance(update, BufferStore):
+        return None
+    init, update = _inlined(init, leaf), _inlined(update, leaf)
+    combine = _COMBINERS.get(type(update.value).__name__)
+    if combine is None or not init.buffer.same_as(update.buffer):
+        return None
+    total = BufferLoad(update.buffer, update.indices)
+    terms = [x for x in (update.value.a, update.value.b) if not _same(x, total)]
+    if len(terms) != 1 or _reads(terms[0], update.buffer):
+        return None
+    return init, update, combine, terms[0]
+
+
+def _identity(combine: type, init: BufferStore) -> Expr:
+    """A start for partial results: max and min may count the initial value twice."""
+    if combine in (tirx.Max, tirx.Min):
+        return init.value
+    return tirx.const(0 if combine is tirx.Add else 1, init.value.ty.dtype)
+
+
+def _fold(partial: tirx.Buffer, combine: type, width: int, lane: Var) -> list[Stmt]:
+    """partial[0] = all of partial, by halves: log2(width) dependent steps instead of width."""
+    steps = []
+    while width > 1:
+        width //= 2
+        var = Var("lane", lane.ty.dtype)
+        low = BufferLoad(partial, [var])
+        high = BufferLoad(partial, [var + _int(width, lane)])
+        steps.append(_vector_loop(var, width, BufferStore(partial, combine(low, high), [var])))
+    return steps
+
+
+def _tail(store: BufferStore, loops: Sequence[For], width: int) -> Stmt | None:
+    """The iterations of the last loop that fill no vector, or None if there are none."""
+    loop = loops[-1]
+    zero, lanes = _zero(loop.loop_var), _int(width, loop.loop_var)
+    count = Analyzer().simplify(loop.extent % lanes)
+    if _is_const(count, 0):
+        return None
+    var = Var(f"{loop.loop_var.name}_tail", loop.loop_var.ty.dtype)
+    body = _substitute(store, {loop.loop_var: loop.extent // lanes * lanes + var})
+    outer = [Var(each.loop_var.name, each.loop_var.ty.dtype) for each in loops[:-1]]
+    body = _substitute(body, {a.loop_var: b for a, b in zip(loops, outer, strict=False)})
+    body = For(var, zero, count, ForKind.SERIAL, body)
+    for new, old in reversed(list(zip(outer, loops, strict=False))):
+        body = For(new, old.min, old.extent, ForKind.SERIAL, body)
+    return body
+
+
+def _is_vectorizable(stmt: Stmt, lane: Var, analyzer: Analyzer) -> bool:
+    """Each access contiguous in `lane` or free of it, and no branch that depends on it."""
+    ok = True
+
+    def access(load: TensorLoad) -> None:
+        nonlocal ok
+        ok = ok and _is_contiguous(load.indices, lane, analyzer)
+
+    def branch(call: Call) -> None:
+        nonlocal ok
+        name = getattr(call.op, "name", "")
+        ok = ok and name.startswith("tirx.") and name not in _SCALAR_CALLS
+        ok = ok and not (name == "tirx.if_then_else" and _uses(call.args[0], lane))
+
+    tvm_ffi.structural_walk(stmt, [(TensorLoad, access), (Call, branch)])
+    return ok and _is_contiguous(stmt.indices, lane, analyzer, must=True)
+
+
+_SCALAR_CALLS = (
+    "tirx.call_extern",
+    "tirx.call_packed",
+    "tirx.tvm_call_packed",
+    "tirx.tvm_access_ptr",
+)
+
+
+def _is_contiguous(
+    indices: Sequence[Expr], var: Var, analyzer: Analyzer, must: bool = False
+) -> bool:
+    """Whether one step of `var` moves the last index by one and no other (or, unless `must`, none)."""
+    if not any(_uses(index, var) for index in indices):
+        return not must
+    if any(_uses(index, var) for index in indices[:-1]) or _has_load(indices[-1]):
+        return False
+    step = _substitute(indices[-1], {var: var + _int(1, var)}) - indices[-1]
+    return _is_const(analyzer.simplify(step), 1)
+
+
+def _simplify(stmt: BufferStore, analyzer: Analyzer) -> BufferStore:
+    """Simplified indices and branch conditions, so that lanes drop out of what they do not change."""
+
+    def load(node: TensorLoad) -> Expr:
+        return BufferLoad(node.source, [analyzer.simplify(index) for index in node.indices])
+
+    def branch(call: Call) -> Expr:
+        if getattr(call.op, "name", "") != "tirx.if_then_else":
+            return call
+        condition, yes, no = call.args
+        return tirx.if_then_else(analyzer.simplify(condition), yes, no)
+
+    value = tvm_ffi.structural_map(stmt.value, [(TensorLoad, load), (Call, branch)], order="post")
+    return BufferStore(stmt.buffer, value, [analyzer.simplify(index) for index in stmt.indices])
+
+
+def _vector_loop(lane: Var, width: int, body: Stmt) -> Stmt:
+    """The loop over the lanes; `lane` is renamed, so it may serve in several loops."""
+    var = Var("lane", lane.ty.dtype)
+    kind = ForKind.VECTORIZED if width > 1 else ForKind.SERIAL
+    return For(var, _zero(lane), _int(width, lane), kind, _substitute(body, {lane: var}))
+
+
+def _nest(loops: Sequence[For], body: Stmt) -> Stmt:
+    for loop in reversed(loops):
+        body = For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+    return body
+
+
+def _with_body(loop: For, body: Stmt) -> For:
+    return For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations
+    )
+
+
+def _seq(stmts: Sequence[Stmt | None]) -> Stmt:
+    present = [stmt for stmt in stmts if stmt is not None]
+    return present[0] if len(present) == 1 else SeqStmt(present)
+
+
+def _substitute(node: Stmt | Expr, values: dict[Var, Expr]) -> Stmt | Expr:
+    return tvm_ffi.structural_map(node, (Var, lambda var: values.get(var, var)), order="post")
+
+
+def _uses(node: Stmt | Expr, var: Var) -> bool:
+    return _any(node, Var, lambda other: other.same_as(var))
+
+
+def _has_load(node: Expr) -> bool:
+    return _any(node, TensorLoad, lambda _: True)
+
+
+def _reads(node: Expr, buffer: tirx.Buffer) -> bool:
+    return _any(node, TensorLoad, lambda load: load.source.same_as(buffer))
+
+
+def _any(node: Stmt | Expr, kind: type, test: Callable[[object], bool]) -> bool:
+    found = False
+
+    def visit(child: object) -> None:
+        nonlocal found
+        found = found or test(child)
+
+    tvm_ffi.structural_walk(node, (kind, visit))
+    return found
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    return tvm_ffi.structural_equal(a, b)
+
+
+def _is_const(value: Expr | int, number: int) -> bool:
+    return isinstance(value, tirx.IntImm) and value.value == number
+
+
+def _int(value: int, like: Var) -> Expr:
+    return tirx.const(value, like.ty.dtype)
+
+
+def _zero(like: Var) -> Expr:
+    return _int(0, like)
