@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm import tirx
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import Schedule
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import LoopRV
@@ -13,7 +13,7 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
 from .leaf_loops import vectorize_leaf_loops
-from .loop_nests import Block, blocks_of, inline_producers, is_plain_loop_nest
+from .loop_nests import Block, attempt, blocks_of, inline_producers, is_plain_loop_nest
 
 # Innermost iterations from which a parallel region, which costs 1 to 3 us, pays.
 PARALLEL_WORK = 16384
@@ -79,16 +79,16 @@ def _schedule_groups(sch: Schedule) -> None:
 
 def _row_group(anchor: Block, before: list[Block]) -> tuple[list[Block], int]:
     """The blocks to compute per row of `anchor`, and how many leading axes make a row."""
-    group, rows = [anchor], len(anchor.spatial)
+    group, rows = [anchor], anchor.row_axes
     for block in reversed(before):
-        consumers = [other for other in before + [anchor] if other.reads(block)]
-        shared = min([rows, *(block.shared_rows(other) for other in consumers)])
+        consumers = [other for other in [*before, anchor] if other.reads(block)]
         inside = consumers and all(consumer in group for consumer in consumers)
+        shared = min([rows, block.row_axes, *(block.shared_rows(c) for c in consumers)])
         if inside and shared and not _loses_parallelism(anchor, rows, shared):
             group, rows = [*group, block], shared
     if all(len(block.spatial) + len(block.reduced) <= rows for block in group):
         rows -= 1  # leave an axis for the vectors
-    return (group[1:], rows) if rows > 0 else ([], max(rows, 0))
+    return (group[1:], rows) if rows > 0 else ([], 0)
 
 
 def _loses_parallelism(anchor: Block, rows: int, shared: int) -> bool:
@@ -101,24 +101,16 @@ def _loses_parallelism(anchor: Block, rows: int, shared: int) -> bool:
 def _schedule_group(sch: Schedule, anchor: Block, members: list[Block], rows: int) -> list[Block]:
     """Loop over the rows of `anchor`, with `members` inside; those that could be moved."""
     if rows == 0:
-        _schedule_inner(sch, anchor, 0)
-        _split_single_axis(sch, anchor)
+        depth = _split_single_axis(sch, anchor)
+        _schedule_inner(sch, anchor, depth)
         return []
     row = sch.fuse(*anchor.row_loops(sch, rows))
-    placed = [block for block in members if _compute_at(sch, block, row)]
-    for block in [anchor, *placed]:
-        _schedule_inner(sch, block, 1)
+    placed = [b for b in members if attempt(lambda b=b: sch.compute_at(b.rv, row, True))]
     if max(block.work for block in [anchor, *placed]) >= PARALLEL_WORK:
         sch.parallel(row)
+    for block in [anchor, *placed]:
+        _schedule_inner(sch, block, 1)
     return placed
-
-
-def _compute_at(sch: Schedule, block: Block, loop: LoopRV) -> bool:
-    try:
-        sch.compute_at(block.rv, loop, preserve_unit_loops=True)
-    except ScheduleError:
-        return False
-    return True
 
 
 def _schedule_inner(sch: Schedule, block: Block, depth: int) -> None:
@@ -128,22 +120,23 @@ def _schedule_inner(sch: Schedule, block: Block, depth: int) -> None:
     inner = [loop for loop in sch.get_loops(block.rv)[depth:] if not _is_unit(sch.get(loop))]
     reduced = inner[-len(block.reduced) :]
     columns = inner[-len(block.reduced) - 1 : -len(block.reduced)]
-    if columns:
-        sch.reorder(*reduced, *columns)
-        sch.decompose_reduction(block.rv, reduced[0])
+    if columns and attempt(lambda: sch.reorder(*reduced, *columns)):
+        attempt(lambda: sch.decompose_reduction(block.rv, reduced[0]))
 
 
 def _is_unit(loop: tirx.For) -> bool:
     return isinstance(loop.extent, tirx.IntImm) and loop.extent.value == 1
 
 
-def _split_single_axis(sch: Schedule, block: Block) -> None:
-    """Parallel chunks of the only axis, if its extent is known and has a fitting divisor."""
-    if not block.spatial or block.work < PARALLEL_WORK or block.reduces_columns:
-        return
-    extent = block.spatial[0].extent or 0
-    chunk = next((c for c in (4096, 2048, 1024, 512, 256, 128, 64) if extent % c == 0), None)
-    if chunk and extent > chunk:
-        (loop,) = block.row_loops(sch, 1)
-        outer, _ = sch.split(loop, [None, chunk])
-        sch.parallel(outer)
+def _split_single_axis(sch: Schedule, block: Block) -> int:
+    """Parallel chunks of the only axis, if its extent has a fitting divisor; loops this adds."""
+    extent = block.spatial[0].extent if block.spatial else None
+    if extent is None or block.work < PARALLEL_WORK:
+        return 0
+    chunk = next((c for c in (4096, 1024, 256, 64) if extent % c == 0 and extent // c > 1), None)
+    if chunk is None:
+        return 0
+    loops = block.row_loops(sch, 1)
+    outer, _ = sch.split(loops[-1], [None, chunk])
+    sch.parallel(sch.fuse(*loops[:-1], outer))
+    return 1

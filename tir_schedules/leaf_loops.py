@@ -8,6 +8,7 @@ made by `rfactor`, which then reads past the end. Here no lane ever leaves the l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import tvm_ffi
 from tvm import tirx
@@ -77,29 +78,34 @@ class _LeafLoops:
         return None if full is None else _seq([full, _tail(store, loops, width)])
 
     def reduction(self, loops: list[For], leaf: SBlockRealize) -> Stmt | None:
-        """Partial results per lane, folded in halves; the tail is added one by one."""
+        """Start before the loops, not inside them; in partial results per lane where possible."""
+        if leaf.block.init is None or _spatial(loops, leaf):
+            return None
         update = _reduction_update(leaf)
-        if update is None or _spatial(loops, leaf):
-            return None
-        init, store, combine, term = update
         width = self.width(loops[-1].extent, most=4)
-        if width is None:
-            return None
+        if update is not None and width is not None:
+            blocked = self.partial_results(loops, update, width)
+            if blocked is not None:
+                return blocked
+        body = _nest(loops, _inlined(leaf.block.body, leaf))
+        return _seq([_inlined(leaf.block.init, leaf), body])
+
+    def partial_results(self, loops: list[For], update: _Update, width: int) -> Stmt | None:
+        """Partial results per lane, folded in halves; the tail is added one by one."""
+        store, combine = update.store, update.combine
         partial = tirx.decl_buffer((width,), store.buffer.dtype, f"{store.buffer.name}_partial")
         lane = Var("lane", loops[-1].loop_var.ty.dtype)
-        here = BufferLoad(partial, [lane])
-        accumulate = self.lanewise(
-            loops, width, lane, BufferStore(partial, combine(here, term), [lane])
-        )
+        term = combine(BufferLoad(partial, [lane]), update.term)
+        accumulate = self.lanewise(loops, width, lane, BufferStore(partial, term, [lane]))
         if accumulate is None:
             return None
         self.partials.append(partial)
-        first = BufferLoad(partial, [_zero(lane)])
+        total = combine(update.init, BufferLoad(partial, [_zero(lane)]))
         return _seq([
-            _vector_loop(lane, width, BufferStore(partial, _identity(combine, init), [lane])),
+            _vector_loop(lane, width, BufferStore(partial, update.identity, [lane])),
             accumulate,
             *_fold(partial, combine, width, lane),
-            BufferStore(store.buffer, combine(init.value, first), store.indices),
+            BufferStore(store.buffer, total, store.indices),
             _tail(store, loops, width),
         ])  # fmt: skip
 
@@ -171,27 +177,36 @@ def _inlined(stmt: Stmt, leaf: SBlockRealize) -> Stmt:
 _COMBINERS = {"Add": tirx.Add, "Mul": tirx.Mul, "Max": tirx.Max, "Min": tirx.Min}
 
 
-def _reduction_update(leaf: SBlockRealize) -> tuple | None:
-    """(init, update, combine, term) of a block that does a[s] = combine(a[s], term)."""
-    init, update = leaf.block.init, leaf.block.body
-    if not isinstance(init, BufferStore) or not isinstance(update, BufferStore):
-        return None
-    init, update = _inlined(init, leaf), _inlined(update, leaf)
-    combine = _COMBINERS.get(type(update.value).__name__)
-    if combine is None or not init.buffer.same_as(update.buffer):
-        return None
-    total = BufferLoad(update.buffer, update.indices)
-    terms = [x for x in (update.value.a, update.value.b) if not _same(x, total)]
-    if len(terms) != 1 or _reads(terms[0], update.buffer):
-        return None
-    return init, update, combine, terms[0]
+@dataclass(frozen=True)
+class _Update:
+    """store: a[s] = combine(a[s], term), which starts from a[s] = init."""
+
+    init: Expr
+    store: BufferStore
+    combine: type
+    term: Expr
+
+    @property
+    def identity(self) -> Expr:
+        """A start for partial results: max and min may count the initial value twice."""
+        if self.combine in (tirx.Max, tirx.Min):
+            return self.init
+        return tirx.const(0 if self.combine is tirx.Add else 1, self.init.ty.dtype)
 
 
-def _identity(combine: type, init: BufferStore) -> Expr:
-    """A start for partial results: max and min may count the initial value twice."""
-    if combine in (tirx.Max, tirx.Min):
-        return init.value
-    return tirx.const(0 if combine is tirx.Add else 1, init.value.ty.dtype)
+def _reduction_update(leaf: SBlockRealize) -> _Update | None:
+    """The parts of a sum, product, max or min; None for other reductions."""
+    if not isinstance(leaf.block.init, BufferStore) or not isinstance(leaf.block.body, BufferStore):
+        return None
+    init, store = _inlined(leaf.block.init, leaf), _inlined(leaf.block.body, leaf)
+    combine = _COMBINERS.get(type(store.value).__name__)
+    if combine is None or not init.buffer.same_as(store.buffer):
+        return None
+    total = BufferLoad(store.buffer, store.indices)
+    terms = [x for x in (store.value.a, store.value.b) if not _same(x, total)]
+    if len(terms) != 1 or _reads(terms[0], store.buffer):
+        return None
+    return _Update(init.value, store, combine, terms[0])
 
 
 def _fold(partial: tirx.Buffer, combine: type, width: int, lane: Var) -> list[Stmt]:
@@ -252,7 +267,7 @@ _SCALAR_CALLS = (
 def _is_contiguous(
     indices: Sequence[Expr], var: Var, analyzer: Analyzer, must: bool = False
 ) -> bool:
-    """Whether one step of `var` moves the last index by one and no other (or, unless `must`, none)."""
+    """Whether a step of `var` moves the last index by one, and no other; or none (unless `must`)."""
     if not any(_uses(index, var) for index in indices):
         return not must
     if any(_uses(index, var) for index in indices[:-1]) or _has_load(indices[-1]):
@@ -262,7 +277,7 @@ def _is_contiguous(
 
 
 def _simplify(stmt: BufferStore, analyzer: Analyzer) -> BufferStore:
-    """Simplified indices and branch conditions, so that lanes drop out of what they do not change."""
+    """Simplified indices and branch conditions: a lane that changes nothing drops out of them."""
 
     def load(node: TensorLoad) -> Expr:
         return BufferLoad(node.source, [analyzer.simplify(index) for index in node.indices])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import tvm_ffi
@@ -53,7 +54,7 @@ class Block:
         """Iterations, with a guess for symbolic extents."""
         return prod(axis.extent or _UNKNOWN_EXTENT for axis in self.spatial + self.reduced)
 
-    @property
+    @cached_property
     def reduces_columns(self) -> bool:
         """Whether the sum runs over a strided axis and another one is contiguous."""
         if not self.reduced or not self.spatial or len(self.stores) != 1 or not self.stmt.init:
@@ -65,6 +66,11 @@ class Block:
         return _moves(self.stores[0], column) == 1 and all(
             _moves(load, column) in (None, 1) for load in self.loads
         )
+
+    @property
+    def row_axes(self) -> int:
+        """Leading axes that may be rows; a sum over columns keeps its last axis for the vectors."""
+        return len(self.spatial) - self.reduces_columns
 
     def reads(self, other: Block) -> bool:
         return bool(self.loads_of(other))
@@ -123,7 +129,7 @@ def _block(sch: Schedule, rv: SBlockRV) -> Block:
 
 
 def is_plain_loop_nest(func: tirx.PrimFunc) -> bool:
-    """Serial loops around blocks that each write every element of their output from a pure value."""
+    """Serial loops around blocks that write each element of their output from a pure value."""
     root = func.body
     if not isinstance(root, SBlockRealize) or "tirx.is_scheduled" in (func.attrs or {}):
         return False
@@ -171,7 +177,7 @@ def inline_producers(sch: Schedule) -> None:
             return
         done.add(todo[0].stmt.name_hint)
         if _is_worth_inlining(todo[0], [b for b in blocks if b.reads(todo[0])]):
-            _try(lambda block=todo[0]: sch.compute_inline(block.rv))
+            attempt(lambda block=todo[0]: sch.compute_inline(block.rv))
 
 
 def _is_worth_inlining(block: Block, consumers: list[Block]) -> bool:
@@ -236,7 +242,8 @@ def _collect(node: Stmt | Expr, kind: type) -> list:
     return found
 
 
-def _try(step: Callable[[], None]) -> bool:
+def attempt(step: Callable[[], object]) -> bool:
+    """Whether the schedule allowed `step`; it is left as it was where not."""
     try:
         step()
     except ScheduleError:
