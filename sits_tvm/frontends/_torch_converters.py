@@ -7,9 +7,7 @@ Imports torch.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import torch

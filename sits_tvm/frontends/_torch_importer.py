@@ -21,7 +21,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from tvm import relax, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
+from sits_tvm.diagnostics import Diagnostic, raise_errors
 from sits_tvm.frontends._torch_converters import CONVERTERS
 
 _KEPT_WHOLE = ("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention")
@@ -129,6 +129,7 @@ class Importer(ExportedProgramImporter):
         """By placeholder name: inputs (var), parameters (var, name, tensor), constants."""
         placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         inputs, params, constants, seen = {}, {}, {}, {}
+        names = {_identity(t): name for name, t in reversed(program.state_dict.items())}
         for spec in program.graph_signature.input_specs:
             node = placeholders[spec.arg.name]
             if isinstance(spec.arg, ConstantArgument):
@@ -137,7 +138,8 @@ class Importer(ExportedProgramImporter):
                 inputs[node.name] = relax.Var(node.name, self.type_of(node.meta["val"]))
             elif node.users:
                 tensor = _tensor(program, spec)
-                entry = (relax.Var(spec.target, self.type_of(tensor)), spec.target, tensor)
+                name = names.get(_identity(tensor), spec.target)
+                entry = (relax.Var(name, self.type_of(tensor)), name, tensor)
                 if _is_parameter(spec, tensor):
                     params[node.name] = seen.setdefault(_identity(tensor), entry)
                 else:

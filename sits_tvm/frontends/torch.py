@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import IRModule
 
-from relax_passes._import_fixes import IMPORT_FIXES
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
 
 if TYPE_CHECKING:
@@ -63,7 +62,8 @@ def from_torch(
         return convert_exported_program(module_or_exported_program)
     if not isinstance(module_or_exported_program, torch.nn.Module):
         raise _usage(
-            f"expected a torch.nn.Module or ExportedProgram, got {type(module_or_exported_program)}",
+            f"expected a torch.nn.Module or ExportedProgram, "
+            f"got {type(module_or_exported_program).__name__}",
             "from_torch(module, (example_input,))",
         )
     if example_inputs is None:
@@ -88,6 +88,7 @@ def convert_exported_program(
         By ``node.target.__name__``, such as ``"attention.default"``. ``importer.env`` maps nodes to
         Relax expressions, ``importer.block_builder`` emits.
     """
+    from relax_passes._import_fixes import IMPORT_FIXES
     from sits_tvm.frontends._torch_importer import Importer, decompose
 
     mod, params = Importer(extra_converters or {}).convert(decompose(program))
