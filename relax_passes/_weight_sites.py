@@ -9,7 +9,9 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 
 MATMUL, TAKE = Op.get("relax.matmul"), Op.get("relax.take")
-_PERMUTE, _CAST, _RESHAPE = (Op.get(f"relax.{name}") for name in ("permute_dims", "astype", "reshape"))
+_PERMUTE, _CAST, _RESHAPE = (
+    Op.get(f"relax.{name}") for name in ("permute_dims", "astype", "reshape")
+)
 _FLOATS = ("float16", "float32")
 
 
@@ -36,12 +38,20 @@ class WeightSite:
         return (columns, rows) if self.transposed else (rows, columns)
 
 
-def find_weight_sites(func: relax.Function, weights: set[relax.Var]) -> Iterator[WeightSite]:
-    """Every matmul and axis-0 take in `func` that reads one of `weights` or a constant.
+def weights_of(func: relax.Function) -> set[relax.Var]:
+    """The arguments of `func` after ``num_input``; none without that attribute."""
+    inputs = int((func.attrs or {}).get("num_input", len(func.params)))
+    return set(func.params[inputs:])
 
-    Arguments that are no weights are yielded too, with the reason "not-a-weight"; products of two
-    computed values are not.
+
+def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
+    """Every matmul and axis-0 take in `func` that reads a weight or a constant.
+
+    In a function without ``num_input``, a product with an argument is yielded too, with the reason
+    "not-a-weight"; products of two computed values are not.
     """
+    weights = weights_of(func)
+    arguments = set() if "num_input" in (func.attrs or {}) else set(func.params)
     bound = {b.var: b.value for block in func.body.blocks for b in block.bindings}
     tables = set()
     for variable, value in bound.items():
@@ -55,10 +65,16 @@ def find_weight_sites(func: relax.Function, weights: set[relax.Var]) -> Iterator
         if not (isinstance(value, relax.Call) and value.op == MATMUL):
             continue
         source, flipped, through = _trace(value.args[1], bound)
-        if source is None:
-            yield from _left_or_computed(variable, value, bound, weights)
-            continue
-        is_head = source in tables or (variable in last and _rows(value) in map(_table_rows, tables))
+        if not (isinstance(source, GenericConst) or source in weights):
+            left, _, _ = _trace(value.args[0], bound)
+            if left in weights:
+                yield _on_the_left(variable, value, left)
+                continue
+            if source not in arguments:
+                continue
+        is_head = source in tables or (
+            variable in last and _rows(value) in map(_table_rows, tables)
+        )
         kind = "head" if is_head else "matmul"
         yield _site(variable, value, kind, source, not flipped, weights, through)
 
@@ -78,7 +94,9 @@ def _site(
     through: tuple[str, ...],
 ) -> WeightSite:
     reason = _reason(call, kind, source, weights, through)
-    return WeightSite(variable, call, kind, source, weight_name(source, variable), transposed, reason)
+    return WeightSite(
+        variable, call, kind, source, weight_name(source, variable), transposed, reason
+    )
 
 
 def _reason(
@@ -102,7 +120,11 @@ def _reason(
     if not all(isinstance(extent, int | tirx.IntImm) for extent in ty.shape):
         return "symbolic-weight-shape", f"the weight is {ty}; its shape must be static"
     activation = call.ty if kind == "embedding" else call.args[0].ty
-    for what, dtype in (("weight", ty.dtype), ("activation", activation.dtype), ("result", call.ty.dtype)):
+    for what, dtype in (
+        ("weight", ty.dtype),
+        ("activation", activation.dtype),
+        ("result", call.ty.dtype),
+    ):
         if str(dtype) not in _FLOATS:
             return "dtype-not-supported", (
                 f"the {what} is {dtype}; INT4 kernels take float16 and float32 "
@@ -138,16 +160,9 @@ def _trace(
     return None, False, ()
 
 
-def _left_or_computed(
-    variable: relax.Var,
-    call: relax.Call,
-    bound: dict[relax.Var, relax.Expr],
-    weights: set[relax.Var],
-) -> Iterator[WeightSite]:
-    source, _, _ = _trace(call.args[0], bound)
-    if isinstance(source, relax.Var) and source in weights:
-        reason = ("weight-on-the-left", "the weight is the left operand; write x @ W.T")
-        yield WeightSite(variable, call, "matmul", source, weight_name(source, variable), False, reason)
+def _on_the_left(variable: relax.Var, call: relax.Call, source: relax.Var) -> WeightSite:
+    reason = ("weight-on-the-left", "the weight is the left operand; write x @ W.T")
+    return WeightSite(variable, call, "matmul", source, source.name, False, reason)
 
 
 def _reads_one_tensor(call: relax.Call) -> bool:

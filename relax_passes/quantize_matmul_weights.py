@@ -6,7 +6,6 @@ the product, batched weights, bfloat16, what `Config.skip` names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -21,10 +20,12 @@ from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
 from tir_schedules.packing import PackedLayout, pack
 
+from ._weight_sites import WeightSite, find_weight_sites, weights_of
 from .op.int4 import int4_matmul, int4_take, layout_attrs, packed_types, quantize_weight
-from ._weight_sites import WeightSite, find_weight_sites
 
 TRANSFORM_SUFFIX = "_transform_params"
+SOURCE_NAMES = "sits.param_names"
+"""Attribute of a transform function: the names of the weights it takes."""
 PART_NAMES = ("codes", "scale", "zero_point")
 
 
@@ -54,8 +55,6 @@ class QuantizeMatmulWeights:
         `quant` must be set; `quantize_embedding`, `quantize_head` and `skip` are read.
     lanes : int
         Order of the packed weights that the target's kernels read, see `tir_schedules.packing`.
-    params : collection of str
-        Names of arguments that are weights, beside those after the attribute ``num_input``.
     report : Report, optional
         Receives `quantized` and `skipped`.
     """
@@ -65,12 +64,11 @@ class QuantizeMatmulWeights:
         config: Config,
         *,
         lanes: int = 1,
-        params: Sequence[str] = (),
         report: Report | None = None,
     ) -> None:
         if config.quant is None:
             raise ValueError("QuantizeMatmulWeights needs Config.quant, for example QuantSpec()")
-        self.config, self.lanes, self.params = config, lanes, frozenset(params)
+        self.config, self.lanes = config, lanes
         self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
@@ -79,15 +77,14 @@ class QuantizeMatmulWeights:
             if not isinstance(func, relax.Function):
                 continue
             name = gvar.name_hint
-            sites = list(find_weight_sites(func, weights_of(func, self.params)))
+            sites = list(find_weight_sites(func))
             chosen = [site for site in sites if not self._skips(name, site, skipped)]
             if not chosen:
                 continue
             quantized += len(chosen)
             self._note(name, chosen)
-            weights = weights_of(func, self.params)
             rewriter = _Quantizer(mod, self.config, self.lanes, chosen)
-            out[gvar], transform = _with_packed_arguments(func, weights, rewriter)
+            out[gvar], transform = _with_packed_arguments(func, rewriter)
             if transform is not None:
                 out[name + TRANSFORM_SUFFIX] = transform
         if not quantized:
@@ -132,15 +129,8 @@ class QuantizeMatmulWeights:
             self.report.quantized.append(row)
 
 
-def weights_of(func: relax.Function, params: frozenset[str]) -> set[relax.Var]:
-    """The arguments of `func` that are weights: after ``num_input``, or named in `params`."""
-    attrs = func.attrs or {}
-    inputs = int(attrs["num_input"]) if "num_input" in attrs else len(func.params)
-    return {p for i, p in enumerate(func.params) if i >= inputs or p.name in params}
-
-
 def _with_packed_arguments(
-    func: relax.Function, weights: set[relax.Var], rewriter: _Quantizer
+    func: relax.Function, rewriter: _Quantizer
 ) -> tuple[relax.Function, relax.Function | None]:
     """`func` taking packed parts in place of its quantized weights, and how they are made."""
     body = rewriter.visit_expr(func.body)
@@ -155,6 +145,7 @@ def _with_packed_arguments(
         if argument in rewriter.parts:
             arguments += rewriter.parts[argument][1]
     out = relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
+    weights = weights_of(func)
     ordered = [argument for argument in func.params if argument in weights]
     name = str(func.attrs["global_symbol"]) + TRANSFORM_SUFFIX
     return out, _transform_params(name, ordered, used, rewriter) if parts else None
@@ -179,7 +170,7 @@ def _transform_params(
                     fields += [bb.emit(relax.TupleGetItem(packed, j)) for j in range(len(parts))]
             result = bb.emit_output(relax.Tuple(fields))
         bb.emit_func_output(result)
-    return bb.get()[name]
+    return bb.get()[name].with_attr(SOURCE_NAMES, [weight.name for weight in weights])
 
 
 def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
@@ -244,7 +235,8 @@ class _Quantizer(PyExprMutator):
             return [relax.const(part) for part in pack(_rows(site), self.spec, self.lanes)]
         types = packed_types(self.layout(site))
         return [
-            relax.Var(f"{site.name}.{part}", ty) for part, ty in zip(PART_NAMES, types, strict=False)
+            relax.Var(f"{site.name}.{part}", ty)
+            for part, ty in zip(PART_NAMES, types, strict=False)
         ]
 
 

@@ -150,12 +150,22 @@ class Report:
                 f"{len(self.attention)} recognised",
                 ["function", "binding", "recognised", "reason", "attrs"],
                 [
-                    [a.function, a.binding, "yes" if a.recognised else "no", a.reason, _pairs(a.attrs)]
+                    [
+                        a.function,
+                        a.binding,
+                        "yes" if a.recognised else "no",
+                        a.reason,
+                        _pairs(a.attrs),
+                    ]
                     for a in self.attention
                 ],
             )
         if self.kernels:
-            yield f"kernels: {len(self.kernels)}", _KERNEL_HEADER, [_kernel_row(k) for k in self.kernels]
+            yield (
+                f"kernels: {len(self.kernels)}",
+                _KERNEL_HEADER,
+                [_kernel_row(k) for k in self.kernels],
+            )
         if self.passes:
             yield (
                 f"passes: {len(self.passes)}, {sum(p.seconds for p in self.passes):.1f} s",

@@ -1,8 +1,8 @@
 """The INT4 weight format: its only definition, in NumPy.
 
 A weight W[N, K] is cut along K into groups of g elements, G = ceil(K / g) of them; the last one may
-be shorter. Element k of group j is ``(code - zero) * scale`` with a 4-bit code and the group's scale
-and zero point (8 when symmetric). Stored are
+be shorter. Element k of group j is ``(code - zero) * scale`` with a 4-bit code and the group's
+scale and zero point (8 when symmetric). Stored are
 
 - codes, uint32 (ceil(N / L), Kp / 8, L): the code of W[n, k] is nibble ``k % 8``, low nibble first,
   of word ``[n // L, k // 8, n % L]``. Kp = G * g; what lies beyond K or N is padding.
@@ -41,7 +41,11 @@ class PackedLayout:
     @property
     def group_size(self) -> int:
         """Elements per group as stored: per-channel groups are padded to whole words."""
-        return _round_up(self.k, CODES_PER_WORD) if self.spec.group_size == -1 else self.spec.group_size
+        return (
+            _round_up(self.k, CODES_PER_WORD)
+            if self.spec.group_size == -1
+            else self.spec.group_size
+        )
 
     @property
     def groups(self) -> int:
@@ -66,7 +70,9 @@ class PackedLayout:
 
     @property
     def nbytes(self) -> int:
-        sizes = (np.prod(s) * np.dtype(d).itemsize for s, d in zip(self.shapes, self.dtypes, strict=True))
+        sizes = (
+            np.prod(s) * np.dtype(d).itemsize for s, d in zip(self.shapes, self.dtypes, strict=True)
+        )
         return int(sum(sizes))
 
 
@@ -95,8 +101,14 @@ def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> tuple[np.ndarra
     out = tuple(np.zeros(s, d) for s, d in zip(layout.shapes, layout.dtypes, strict=True))
     step = max(1, _CHUNK // layout.padded_k // lanes) * lanes
     for start in range(0, n, step):
-        codes, scale, zero = quantize(np.asarray(weight[start : start + step], "float32"), spec)
-        parts = (pack_nibbles(codes), scale) if zero is None else (pack_nibbles(codes), scale, pack_nibbles(zero))
+        rows = np.asarray(weight[start : start + step], "float32")
+        padding = -len(rows) % lanes  # missing rows are stored as zeros
+        codes, scale, zero = quantize(np.pad(rows, ((0, padding), (0, 0))), spec)
+        parts = (
+            (pack_nibbles(codes), scale)
+            if zero is None
+            else (pack_nibbles(codes), scale, pack_nibbles(zero))
+        )
         for whole, part in zip(out, parts, strict=True):
             tile = interleave(part, lanes)
             whole[start // lanes : start // lanes + len(tile)] = tile
@@ -104,7 +116,7 @@ def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> tuple[np.ndarra
 
 
 def unpack(parts: tuple[np.ndarray, ...], layout: PackedLayout) -> np.ndarray:
-    """The float32 weight (N, K) that packed parts stand for, computed as ``(code - zero) * scale``."""
+    """The float32 weight (N, K) that packed parts stand for: ``(code - zero) * scale``."""
     rows = [deinterleave(part, layout.n) for part in parts]
     codes = unpack_nibbles(rows[0]).reshape(layout.n, layout.groups, layout.group_size)
     scale = rows[1].astype("float32")[:, :, None]
@@ -135,7 +147,8 @@ def quantize(
         scale, zero = _least_squares(groups, low, high, spec)
     if not np.isfinite(scale).all():
         raise ValueError(
-            f"a scale overflows {spec.scale_dtype} (largest weight {max(high.max(), -low.min()):g}); "
+            f"a scale overflows {spec.scale_dtype}, the largest weight being "
+            f"{max(high.max(), -low.min()):g}; "
             'use QuantSpec(scale_dtype="float32")'
         )
     codes = _codes(groups, scale, zero).astype("uint8").reshape(n, layout.padded_k)
@@ -158,22 +171,21 @@ def unpack_nibbles(words: np.ndarray) -> np.ndarray:
 
 
 def interleave(rows: np.ndarray, lanes: int) -> np.ndarray:
-    """(N, C) to (ceil(N / lanes), C, lanes), missing rows zero."""
-    n, width = rows.shape
-    padded = np.zeros((_round_up(n, lanes), width), rows.dtype)
-    padded[:n] = rows
-    return np.ascontiguousarray(padded.reshape(-1, lanes, width).swapaxes(1, 2))
+    """(N, C) to (N / lanes, C, lanes)."""
+    return np.ascontiguousarray(rows.reshape(-1, lanes, rows.shape[1]).swapaxes(1, 2))
 
 
 def deinterleave(tiles: np.ndarray, n: int) -> np.ndarray:
-    """The inverse of `interleave`: (ceil(n / lanes), C, lanes) to (n, C)."""
+    """The first n rows of what was interleaved: (ceil(n / lanes), C, lanes) to (n, C)."""
     return tiles.swapaxes(1, 2).reshape(-1, tiles.shape[1])[:n]
 
 
 def _scale_and_zero(
     low: np.ndarray, high: np.ndarray, spec: QuantSpec, ratio: np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    span = np.maximum(-low, high) / np.float32(7) if spec.symmetric else (high - low) / np.float32(15)
+    span = (
+        np.maximum(-low, high) / np.float32(7) if spec.symmetric else (high - low) / np.float32(15)
+    )
     with np.errstate(over="ignore"):
         scale = np.where(span == 0, np.float32(1), span * ratio).astype(spec.scale_dtype)
     scale = np.maximum(scale, np.finfo(spec.scale_dtype).smallest_subnormal)
@@ -201,7 +213,10 @@ def _least_squares(
             continue
         better = error < best
         best = np.where(better, error, best)
-        best_scale, best_zero = np.where(better, scale, best_scale), np.where(better, zero, best_zero)
+        best_scale, best_zero = (
+            np.where(better, scale, best_scale),
+            np.where(better, zero, best_zero),
+        )
     return best_scale, best_zero
 
 
@@ -212,7 +227,7 @@ def _candidates(
 
 
 def _squared_error(groups: np.ndarray, levels: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Summed in float64 and in order: the same scale wins in every implementation (and with FMA)."""
+    """Summed in float64 and in order, so that the same scale wins everywhere, FMA or not."""
     difference = (groups - levels.astype("float64") * scale[:, :, None]).astype("float32")
     squares = np.square(difference.transpose(2, 0, 1), dtype="float64")
     return np.add.reduce(squares, axis=0)

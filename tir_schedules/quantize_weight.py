@@ -20,7 +20,9 @@ def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     group_size, spec = layout.group_size, layout.spec
     ratios = MSE_RATIOS if spec.scale_method == "mse" else np.ones(1, "float32")
     smallest = float(np.finfo(spec.scale_dtype).smallest_subnormal)
-    reach = (lambda low, high: T.max(-low, high)) if spec.symmetric else (lambda low, high: high - low)
+    reach = (
+        (lambda low, high: T.max(-low, high)) if spec.symmetric else (lambda low, high: high - low)
+    )
     levels = 7.0 if spec.symmetric else 15.0
 
     @T.prim_func(s_tir=True)
@@ -30,9 +32,9 @@ def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
         zero: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), "uint8"),
     ):
         T.func_attr({"tirx.noalias": True})
-        for t, j, l in T.grid(T.int64(tiles), T.int64(groups), T.int64(lanes)):
+        for t, j, lane in T.grid(T.int64(tiles), T.int64(groups), T.int64(lanes)):
             with T.sblock("choose_scale"):
-                vt, vj, vl = T.axis.remap("SSS", [t, j, l])
+                vt, vj, vl = T.axis.remap("SSS", [t, j, lane])
                 T.reads(W[0 : T.int64(n), 0 : T.int64(k)])
                 T.writes(scale[vt, vj, vl], zero[vt, vj, vl])
                 low = T.sblock_alloc_buffer((1,), "float32", scope="local")
@@ -93,11 +95,11 @@ def pack_codes(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
         codes: T.Buffer((T.int64(tiles), T.int64(words), T.int64(lanes)), "uint32"),
     ):
         T.func_attr({"tirx.noalias": True})
-        for t, w, l, i in T.grid(
+        for t, w, lane, i in T.grid(
             T.int64(tiles), T.int64(words), T.int64(lanes), T.int64(CODES_PER_WORD)
         ):
             with T.sblock("pack_codes"):
-                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, l, i])
+                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, lane, i])
                 with T.init():
                     codes[vt, vw, vl] = T.uint32(0)
                 codes[vt, vw, vl] = codes[vt, vw, vl] | T.shift_left(
@@ -133,11 +135,11 @@ def pack_zero_points(layout: PackedLayout) -> tirx.PrimFunc:
         packed: T.Buffer((T.int64(tiles), T.int64(words), T.int64(lanes)), "uint32"),
     ):
         T.func_attr({"tirx.noalias": True})
-        for t, w, l, i in T.grid(
+        for t, w, lane, i in T.grid(
             T.int64(tiles), T.int64(words), T.int64(lanes), T.int64(CODES_PER_WORD)
         ):
             with T.sblock("pack_zero_points"):
-                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, l, i])
+                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, lane, i])
                 with T.init():
                     packed[vt, vw, vl] = T.uint32(0)
                 packed[vt, vw, vl] = packed[vt, vw, vl] | T.if_then_else(

@@ -148,16 +148,12 @@ def _legalize_quantize_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax
     dtype, types = str(weight.ty.dtype), packed_types(layout)
     zero_type = relax.TensorType(list(layout.shapes[1]), "uint8")
 
-    def call(kernel: tirx.PrimFunc, args: list[relax.Expr], out: object) -> relax.Expr:
-        return bb.emit(
-            relax.call_tir(bb.add_func(kernel, kernel.attrs["global_symbol"]), args, out)
-        )
-
-    chosen = call(choose_scale(layout, dtype), [weight], [types[1], zero_type])
+    chosen = _call(bb, choose_scale(layout, dtype), "choose_scale", [weight], [types[1], zero_type])
     scale, zero = (bb.emit(relax.TupleGetItem(chosen, i)) for i in (0, 1))
-    parts = [call(pack_codes(layout, dtype), [weight, scale, zero], types[0]), scale]
+    kernel = pack_codes(layout, dtype)
+    parts = [_call(bb, kernel, "pack_codes", [weight, scale, zero], types[0]), scale]
     if not layout.spec.symmetric:
-        parts.append(call(pack_zero_points(layout), [zero], types[2]))
+        parts.append(_call(bb, pack_zero_points(layout), "pack_zero_points", [zero], types[2]))
     return relax.Tuple(parts)
 
 
@@ -192,8 +188,18 @@ def _call_fusable(
     args: Sequence[relax.Expr],
     out: relax.TensorType,
 ) -> relax.Expr:
-    kernel = kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
-    return bb.emit(relax.call_tir(bb.add_func(kernel, name), list(args), out))
+    return _call(bb, kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE), name, args, out)
+
+
+def _call(
+    bb: relax.BlockBuilder,
+    kernel: tirx.PrimFunc,
+    name: str,
+    args: Sequence[relax.Expr],
+    out: object,
+) -> relax.Expr:
+    private = kernel.without_attr("global_symbol")
+    return bb.emit(relax.call_tir(bb.add_func(private, name), list(args), out))
 
 
 def _reshape(bb: relax.BlockBuilder, x: relax.Expr, shape: Sequence[object]) -> relax.Expr:

@@ -1,0 +1,68 @@
+"""Read and write the safetensors format, without the package: a JSON header, then raw tensors.
+
+https://github.com/huggingface/safetensors#format. Tensors are written and read one by one, so no
+second copy of a model is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm.runtime import Tensor
+
+from .diagnostics import Diagnostic, SitsError
+
+_CODES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32",
+    "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16",
+    "float32": "F32", "float64": "F64",
+}  # fmt: skip
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write named tensors. Raises SitsError on a dtype that the format lacks."""
+    header: dict[str, dict[str, object]] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype)
+        if dtype not in _CODES:
+            raise SitsError(
+                [Diagnostic.error("params-dtype", f"`{name}` is {dtype}; cannot save it")]
+            )
+        shape = [int(extent) for extent in tensor.shape]
+        start, end = end, end + int(np.prod(shape)) * _numpy_dtype(dtype).itemsize
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor.numpy()).tobytes())
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU. Raises SitsError if it is damaged."""
+    tensors = {}
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+            for name, entry in header.items():
+                start, end = entry["data_offsets"]
+                file.seek(8 + size + start)
+                data = np.frombuffer(file.read(end - start), _numpy_dtype(_DTYPES[entry["dtype"]]))
+                tensors[name] = tvm.runtime.tensor(data.reshape(entry["shape"]))
+    except (OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+        message = f"{path} is no readable safetensors file: {error}"
+        raise SitsError([Diagnostic.error("params-damaged", message)]) from error
+    return tensors
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -1,0 +1,153 @@
+"""`build`, `lower` and `check`: the pipeline, with parameters, a report and errors around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.runtime import Tensor
+from tvm.target import Target
+
+from .config import Config
+from .device_code import check_device_code
+from .diagnostics import Diagnostic, SitsError, collect
+from .executable import Executable
+from .params import as_tensors, bind_names, pack_params, public_functions, weight_names
+from .pipeline import run_graph_passes, run_kernel_passes
+from .report import Report
+from .target import parse_target
+
+_LOG = logging.getLogger(__name__)
+
+
+def build(
+    mod: IRModule,
+    target: str | dict[str, Any] | Target,
+    *,
+    params: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+) -> Executable:
+    """Compile a Relax module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        All its public Relax functions are built. It is not changed.
+    target : str, dict or Target
+        As `parse_target` takes it: ``"llvm -mcpu=native"``, ``"cuda -arch=sm_90"``.
+    params : mapping of str to tensor, optional
+        Values of the arguments of these names, which follow the inputs: TVM, NumPy or DLPack
+        tensors. They come back, INT4 weights packed, in `Executable.params`. Without them, INT4
+        weights are packed by the function ``<func>_transform_params`` of the executable.
+    config : Config, optional
+        INT4 is asked for: ``Config(quant=QuantSpec())``. The default leaves weights in float.
+
+    Returns
+    -------
+    Executable
+
+    Raises
+    ------
+    SitsError
+        With everything that is wrong with module, target, parameters or device code.
+
+    Examples
+    --------
+    >>> ex = build(mod, "llvm -mcpu=native", params=params, config=Config(quant=QuantSpec()))
+    >>> vm = relax.VirtualMachine(ex, tvm.cpu())
+    >>> vm["main"](*inputs, *ex.param_list)
+    """
+    lowered, packed, report, checked = _lower(mod, target, params, config or Config())
+    _LOG.info("code generation")
+    compiled = relax.build(lowered, checked, relax_pipeline=relax.get_default_pipeline(checked))
+    cubins: list[bytes] = []
+    if checked.kind.name == "cuda":
+        with collect() as found:
+            cubins = check_device_code(compiled, checked, report)
+        report.diagnostics += found
+    names = {name: weight_names(func) for name, func in public_functions(lowered).items()}
+    return Executable(compiled.mod, report, packed, names, cubins)
+
+
+def lower(
+    mod: IRModule,
+    target: str | dict[str, Any] | Target,
+    *,
+    params: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+) -> tuple[IRModule, Report]:
+    """Everything `build` does short of code generation: fused, scheduled PrimFuncs.
+
+    Parameters, errors: as `build`.
+    """
+    lowered, _, report, _ = _lower(mod, target, params, config or Config())
+    return lowered, report
+
+
+def check(
+    mod: IRModule,
+    target: str | dict[str, Any] | Target = "llvm",
+    *,
+    params: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+) -> list[Diagnostic]:
+    """What `build` would say of a module, without compiling or changing it.
+
+    Returns
+    -------
+    list of Diagnostic
+        Errors (for which `build` would raise), warnings and notes, in the order found.
+    """
+    report = Report()
+    try:
+        _lower(mod, target, params, config or Config(), report)
+    except SitsError as error:
+        seen = [
+            diagnostic for diagnostic in error.diagnostics if diagnostic not in report.diagnostics
+        ]
+        return [*report.diagnostics, *seen]
+    return report.diagnostics
+
+
+def _lower(
+    mod: IRModule,
+    target: str | dict[str, Any] | Target,
+    params: Mapping[str, Any] | None,
+    config: Config,
+    report: Report | None = None,
+) -> tuple[IRModule, dict[str, Tensor], Report, Target]:
+    report = report if report is not None else Report()
+    with collect() as found:
+        checked = parse_target(target)
+    report.diagnostics += found
+    report.target = str(checked)
+    _check_module(mod)
+    tensors = None if params is None else as_tensors(params)
+    if tensors is not None:
+        mod = bind_names(mod, tensors)
+    mod = run_graph_passes(mod, checked, config, report)
+    packed: dict[str, Tensor] = {}
+    if tensors is not None:
+        mod, packed = pack_params(mod, tensors)
+    return run_kernel_passes(mod, checked, config, report), packed, report, checked
+
+
+def _check_module(mod: IRModule) -> None:
+    if not isinstance(mod, IRModule):
+        message = f"expected an IRModule, got a {type(mod).__name__}"
+        help_ = "import a model with from_torch, from_pretrained or from_onnx"
+        raise SitsError([Diagnostic.error("not-a-module", message, help=help_)])
+    if not public_functions(mod):
+        names = ", ".join(gvar.name_hint for gvar in mod.get_global_vars()) or "nothing"
+        raise SitsError(
+            [
+                Diagnostic.error(
+                    "no-public-function",
+                    f"the module has no public Relax function; it holds {names}",
+                    help="mark the entry with @R.function (private=False)",
+                )
+            ]
+        )

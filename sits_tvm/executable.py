@@ -1,0 +1,176 @@
+"""`Executable`: what `build` returns, and how it is saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.runtime import Tensor
+
+from ._safetensors import read_safetensors, write_safetensors
+from .diagnostics import Diagnostic, SitsError
+from .report import Report
+from .target import check_host_runs
+
+FORMAT_VERSION = 1
+_LIBRARY, _PARAMS, _REPORT, _META = (
+    "library.so",
+    "params.safetensors",
+    "report.json",
+    "executable.json",
+)
+
+
+class Executable(relax.VMExecutable):
+    """A `relax.VMExecutable` with its parameters and its report.
+
+    Attributes
+    ----------
+    report : Report
+        What was done, and what was not and why.
+    params : dict of str to Tensor
+        The parameters as the functions take them, INT4 weights packed, on the CPU. Empty if the
+        build got none.
+    param_names : dict of str to list of str
+        For each public function, the names of the arguments after its inputs, in order.
+    cubins : list of bytes
+        Checked device code of a CUDA build; empty otherwise.
+    """
+
+    def __init__(
+        self,
+        mod: tvm.runtime.Module,
+        report: Report,
+        params: Mapping[str, Tensor],
+        param_names: Mapping[str, Sequence[str]],
+        cubins: Sequence[bytes] = (),
+    ) -> None:
+        super().__init__(mod)
+        self.report = report
+        self.params = dict(params)
+        self.param_names = {name: list(names) for name, names in param_names.items()}
+        self.cubins = list(cubins)
+
+    @property
+    def param_list(self) -> list[Tensor]:
+        """The parameters of ``main`` (or of the only function) in the order it takes them."""
+        names = list(self.param_names)
+        return self.params_for("main" if "main" in names or len(names) != 1 else names[0])
+
+    def params_for(self, function: str, device: tvm.runtime.Device | None = None) -> list[Tensor]:
+        """The parameters of `function` in its order, copied to `device` if one is given.
+
+        Raises
+        ------
+        KeyError
+            If there is no such function, or the executable was built without parameters.
+        """
+        if function not in self.param_names:
+            raise KeyError(f"no function {function!r}; there are {', '.join(self.param_names)}")
+        names = self.param_names[function]
+        missing = [name for name in names if name not in self.params]
+        if missing:
+            raise KeyError(
+                f"built without parameters ({', '.join(missing[:3])} …): pass params= to build, or "
+                f'call vm["{function}_transform_params"] on the float ones'
+            )
+        tensors = [self.params[name] for name in names]
+        return tensors if device is None else [tensor.copyto(device) for tensor in tensors]
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Write library, parameters, report and cubins to `directory`, all or nothing.
+
+        Raises
+        ------
+        SitsError
+            If the directory cannot be written, or holds something else.
+        """
+        path = Path(directory)
+        if path.exists() and not (path / _META).exists() and any(path.iterdir()):
+            raise _error("output-not-empty", f"{path} exists and is no saved executable")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        except OSError as error:
+            raise _error("output-not-writable", f"cannot write {path}: {error}") from error
+        try:
+            self._write(draft)
+            if path.exists():
+                shutil.rmtree(path)
+            draft.rename(path)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return path
+
+    def _write(self, directory: Path) -> None:
+        self.export_library(str(directory / _LIBRARY))
+        write_safetensors(directory / _PARAMS, self.params)
+        (directory / _REPORT).write_text(self.report.to_json())
+        for i, cubin in enumerate(self.cubins):
+            (directory / f"device_{i}.cubin").write_bytes(cubin)
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "target": self.report.target,
+            "param_names": self.param_names,
+            "cubins": len(self.cubins),
+        }
+        (directory / _META).write_text(json.dumps(meta, indent=1))
+        directory.chmod(0o755)
+
+
+def load(directory: str | os.PathLike[str]) -> Executable:
+    """Read what `Executable.save` wrote; it computes the same results bit for bit.
+
+    Raises
+    ------
+    SitsError
+        If the directory is no saved executable, is of another format version, was built for a
+        CPU that this machine is not, or for CUDA on a machine without a driver.
+    """
+    path = Path(directory)
+    meta = _read_meta(path)
+    check_host_runs(meta["target"])
+    try:
+        module = tvm.runtime.load_module(str(path / _LIBRARY))
+    except Exception as error:
+        if "cuda" not in str(error):
+            raise _error("library-not-loadable", f"{path / _LIBRARY}: {error}") from error
+        raise _error(
+            "cuda-not-available",
+            f"{path} was built for {meta['target']}, and this machine has no CUDA driver",
+            help="load it on a machine with the driver; its cubins lie beside the library",
+        ) from error
+    report = Report.from_json((path / _REPORT).read_text())
+    cubins = [(path / f"device_{i}.cubin").read_bytes() for i in range(meta["cubins"])]
+    params = read_safetensors(path / _PARAMS)
+    return Executable(module, report, params, meta["param_names"], cubins)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((path / _META).read_text())
+    except (OSError, ValueError) as error:
+        raise _error(
+            "not-an-executable", f"{path} holds no saved executable ({error})",
+            help="give the folder that Executable.save or `python -m sits_tvm build -o` wrote",
+        ) from error  # fmt: skip
+    if meta.get("format_version") != FORMAT_VERSION:
+        raise _error(
+            "format-version",
+            f"{path} has format version {meta.get('format_version')}, this release reads "
+            f"{FORMAT_VERSION}",
+            help="build it again",
+        )
+    return meta
+
+
+def _error(code: str, message: str, **more: str) -> SitsError:
+    return SitsError([Diagnostic.error(code, message, **more)])

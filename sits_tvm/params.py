@@ -1,0 +1,185 @@
+"""The parameters of a module: checked against it, and packed as its transform functions say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.ir import IRModule
+from tvm.runtime import Tensor
+
+from relax_passes.op.int4 import layout_of
+from relax_passes.quantize_matmul_weights import SOURCE_NAMES, TRANSFORM_SUFFIX
+from tir_schedules.packing import pack
+
+from .diagnostics import Diagnostic, SitsError, raise_errors
+
+_LOG = logging.getLogger(__name__)
+_CPU = 1
+
+
+def as_tensors(params: Mapping[str, Any]) -> dict[str, Tensor]:
+    """NumPy, DLPack (such as torch) and TVM tensors as TVM tensors; CPU memory is shared."""
+    return {name: _tensor(value) for name, value in params.items()}
+
+
+def public_functions(mod: IRModule) -> dict[str, relax.Function]:
+    """The Relax functions that the executable exports, by name."""
+    return {
+        gvar.name_hint: func
+        for gvar, func in mod.functions_items()
+        if isinstance(func, relax.Function) and "global_symbol" in (func.attrs or {})
+    }
+
+
+def weight_names(func: relax.Function) -> list[str]:
+    """Names of the arguments after ``num_input``; empty without that attribute."""
+    inputs = int((func.attrs or {}).get("num_input", len(func.params)))
+    return [argument.name for argument in func.params[inputs:]]
+
+
+def bind_names(mod: IRModule, params: Mapping[str, Tensor]) -> IRModule:
+    """Set ``num_input`` where a function has none and takes arguments named in `params`.
+
+    Raises
+    ------
+    SitsError
+        With every parameter that is missing, unknown, out of order, or of the wrong type.
+    """
+    out, found, taken = mod.clone(), [], set()
+    for name, func in public_functions(mod).items():
+        if "num_input" not in (func.attrs or {}):
+            named = [argument.name in params for argument in func.params]
+            inputs = named.index(True) if any(named) else len(named)
+            if not all(named[inputs:]):
+                found.append(_out_of_order(name, func, params))
+                continue
+            func = func.with_attr("num_input", inputs)
+            out[name] = func
+        names = weight_names(func)
+        taken.update(names)
+        arguments = func.params[len(func.params) - len(names) :]
+        found += [d for a in arguments for d in _mismatch(name, a, params.get(a.name))]
+    found += [_unknown(name, taken) for name in params if name not in taken]
+    raise_errors(found)
+    return out
+
+
+def pack_params(mod: IRModule, params: Mapping[str, Tensor]) -> tuple[IRModule, dict[str, Tensor]]:
+    """Run the transform functions of `mod` on `params`, one weight at a time, and drop them.
+
+    Weights that stay in float are the tensors of `params` themselves.
+
+    Raises
+    ------
+    SitsError
+        With every weight that holds NaN or infinite values, or whose scale overflows.
+    """
+    out, packed, found = mod.clone(), {}, []
+    functions, cache = public_functions(mod), {}
+    for name, func in functions.items():
+        if name.endswith(TRANSFORM_SUFFIX):
+            continue
+        transform = functions.get(name + TRANSFORM_SUFFIX)
+        if transform is None:
+            packed |= {weight: params[weight] for weight in weight_names(func)}
+        else:
+            values = _evaluate(transform, params, cache, found)
+            packed |= dict(zip(weight_names(func), values, strict=True))
+            del out[name + TRANSFORM_SUFFIX]
+    raise_errors(found)
+    return out, packed
+
+
+def _evaluate(
+    transform: relax.Function,
+    params: Mapping[str, Tensor],
+    cache: dict[tuple[str, str], tuple[Tensor, ...]],
+    found: list[Diagnostic],
+) -> list[Tensor | None]:
+    """What a transform function returns; `cache` keeps packed weights for the other functions."""
+    sources = [str(name) for name in transform.attrs[SOURCE_NAMES]]
+    names: dict[relax.Var, str] = {}
+    values: dict[relax.Var, Any] = {}
+    for binding in transform.body.blocks[0].bindings:
+        variable, value = binding.var, binding.value
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value == transform.params[0]:
+            names[variable] = sources[value.index]
+            values[variable] = params[names[variable]]
+        elif isinstance(value, relax.TupleGetItem):
+            parts = values[value.tuple_value]
+            values[variable] = parts[value.index] if parts else None
+        elif isinstance(value, relax.Call):
+            name = names[value.args[0]]
+            key = (name, str(value.attrs))
+            if key not in cache:
+                cache[key] = _pack(name, value, params[name], found)
+            values[variable] = cache[key]
+        else:
+            return [values[field] for field in value.fields]
+    raise AssertionError("a transform function ends in a tuple")
+
+
+def _pack(
+    name: str, call: relax.Call, weight: Tensor, found: list[Diagnostic]
+) -> tuple[Tensor, ...]:
+    layout = layout_of(call)
+    _LOG.info("packing %s", name)
+    array = np.from_dlpack(weight) if weight.device.dlpack_device_type() == _CPU else weight.numpy()
+    try:
+        parts = pack(array.T if call.attrs["transposed"] else array, layout.spec, layout.lanes)
+    except ValueError as error:
+        found.append(Diagnostic.error("weight-not-quantizable", f"`{name}`: {error}"))
+        return ()
+    return tuple(tvm.runtime.tensor(part) for part in parts)
+
+
+def _mismatch(function: str, argument: relax.Var, value: Tensor | None) -> list[Diagnostic]:
+    expected = argument.ty
+    if value is None:
+        message = f"no parameter `{argument.name}` is given; {function} takes it as {expected}"
+        return [Diagnostic.error("params-missing", message, function=function)]
+    shape = [int(d) if isinstance(d, tirx.IntImm) else None for d in expected.shape]
+    same_shape = len(shape) == len(value.shape) and all(
+        want in (None, have) for want, have in zip(shape, value.shape, strict=True)
+    )
+    if same_shape and str(value.dtype) == str(expected.dtype):
+        return []
+    message = (
+        f"parameter `{argument.name}` has shape {tuple(value.shape)} and dtype {value.dtype}; "
+        f"{function} takes it as {expected}"
+    )
+    return [Diagnostic.error("params-mismatch", message, function=function)]
+
+
+def _unknown(name: str, taken: set[str]) -> Diagnostic:
+    near = get_close_matches(name, taken, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"the names are {', '.join(sorted(taken)[:8])}"
+    return Diagnostic.error("params-unknown", f"no function takes a parameter `{name}`", help=hint)
+
+
+def _out_of_order(name: str, func: relax.Function, params: Mapping[str, Tensor]) -> Diagnostic:
+    order = ", ".join(f"{a.name} (parameter)" if a.name in params else a.name for a in func.params)
+    return Diagnostic.error(
+        "params-before-inputs",
+        f"the arguments of {name} are {order}",
+        function=name,
+        help="put the inputs first, then the parameters",
+    )
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return tvm.runtime.tensor(np.ascontiguousarray(value))
+    if hasattr(value, "__dlpack__"):
+        return tvm.runtime.from_dlpack(value.detach() if hasattr(value, "detach") else value)
+    raise SitsError([Diagnostic.error(
+        "params-type", f"a parameter is a {type(value).__name__}; expected a tensor or an array",
+    )])  # fmt: skip

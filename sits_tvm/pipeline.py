@@ -1,0 +1,144 @@
+"""The order of the passes, for a `Config` and a target. Importing it registers the pipeline "sits".
+
+Phase 1, graph passes, work on Relax ops: they make an imported module right and rewrite it.
+Phase 2, kernel passes, turn ops into fused, scheduled PrimFuncs. TVM's own pipeline for the target
+does the rest: memory planning and lowering to VM calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.ir.transform import Pass, PassContext
+from tvm.target import Target
+
+import relax_passes as passes
+import tir_schedules
+
+from .config import Config
+from .diagnostics import collect, raise_errors
+from .report import Kernel, PassRun, Report
+
+_LOG = logging.getLogger(__name__)
+
+
+def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
+    """Phase 1: from the user's module to the module we want to compile."""
+    quantize = []
+    if config.quant is not None:
+        lanes = tir_schedules.packed_lanes(target)
+        quantize = [passes.QuantizeMatmulWeights(config, lanes=lanes, report=report)]
+    return [
+        passes.UnpackInt4Constants(),
+        passes.CheckSubByteBuffers(),
+        relax.transform.InlinePrivateFunctions(),
+        *passes.IMPORT_FIXES,
+        *quantize,
+    ]
+
+
+def kernel_passes(target: Target) -> list[Pass]:
+    """Phase 2: from Relax ops to scheduled PrimFuncs."""
+    return [
+        passes.LowerAttention(),
+        relax.transform.FuseTransposeMatmul(),
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        *([passes.WidenHalfIntrinsics()] if target.kind.name == "cuda" else []),
+        passes.CheckSubByteBuffers(),
+        tir_schedules.ApplySchedules(*tir_schedules.RULES),
+    ]
+
+
+def run_graph_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
+    """Phase 1. Raises SitsError with every error that the passes emit."""
+    return _run(graph_passes(config, target, report), mod, target, config, report)
+
+
+def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
+    """Phase 2. Fills `report.kernels`; raises SitsError with every error that the passes emit."""
+    mod = _run(kernel_passes(target), mod, target, config, report)
+    report.kernels = [
+        _kernel(gvar.name_hint, func)
+        for gvar, func in mod.functions_items()
+        if isinstance(func, tvm.tirx.PrimFunc)
+    ]
+    return mod
+
+
+def _kernel(name: str, func: tvm.tirx.PrimFunc) -> Kernel:
+    rule = str(func.attrs.get("sits.rule", "none"))
+    return Kernel(name, rule, "fallback" if rule == "none" else "default")
+
+
+def _run(
+    passes_: Sequence[Pass], mod: IRModule, target: Target, config: Config, report: Report
+) -> IRModule:
+    """Run passes one by one, noting in `report` what each changed, found, and how long it took."""
+    with collect() as found, target, _instruments(config):
+        for one in passes_:
+            start, before = time.perf_counter(), mod
+            name = str(one.info.name)
+            _LOG.info("pass %s", name)
+            try:
+                mod = one(mod)
+            except Exception as error:
+                error.add_note(f"in the pass {name}")
+                raise
+            seconds = time.perf_counter() - start
+            changed = not tvm_ffi.structural_equal(before, mod)
+            report.passes.append(PassRun(name, changed, seconds))
+    report.diagnostics += found
+    raise_errors(found)
+    return mod
+
+
+@contextlib.contextmanager
+def _instruments(config: Config) -> Iterator[None]:
+    """`Config.verify` and `Config.dump_dir`, by TVM's own instruments."""
+    instruments = []
+    if config.verify:
+        instruments.append(relax.ir.instrument.WellFormedInstrument())
+    if config.dump_dir is not None:
+        config.dump_dir.mkdir(parents=True, exist_ok=True)
+        instruments.append(tvm.ir.instrument.DumpIR(str(config.dump_dir)))
+    with PassContext(instruments=instruments) if instruments else contextlib.nullcontext():
+        yield
+
+
+@relax.register_pipeline("sits")
+def sits_pipeline(config: Config | None = None, report: Report | None = None) -> Pass:
+    """``relax_pipeline="sits"``: both phases and TVM's lowering, for `tvm.compile`.
+
+    Parameters
+    ----------
+    config : Config, optional
+    report : Report, optional
+        Filled; without one the report goes to the log.
+    """
+    chosen = config if config is not None else Config()
+    filled = report if report is not None else Report()
+
+    @tvm.transform.module_pass(opt_level=0, name="sits")
+    def sits(mod: IRModule, _ctx: PassContext) -> IRModule:
+        target = Target.current(allow_none=False)
+        filled.target = str(target)
+        mod = run_graph_passes(mod, target, chosen, filled)
+        mod = run_kernel_passes(mod, target, chosen, filled)
+        if report is None:
+            _LOG.info("%s", filled)
+        return relax.get_default_pipeline(target)(mod)
+
+    return sits

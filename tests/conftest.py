@@ -1,0 +1,24 @@
+"""Every test runs with a fixed seed, and every pass in it leaves well-formed IR behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tvm.ir.transform import PassContext
+from tvm.relax.ir.instrument import WellFormedInstrument
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("skip_well_formed"):
+        yield
+        return
+    with PassContext(instruments=[WellFormedInstrument()]):
+        yield

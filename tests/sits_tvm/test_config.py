@@ -1,0 +1,62 @@
+"""Config and QuantSpec refuse what they cannot do, and say what they can."""
+
+import pytest
+
+from sits_tvm import Config, QuantSpec
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bits", 3),
+        ("group_size", 48),
+        ("group_size", 32.0),
+        ("symmetric", 1),
+        ("scale_dtype", "bfloat16"),
+        ("scale_method", "gptq"),
+        ("activation", "int8"),
+    ],
+)
+def test_quant_spec_names_field_and_value(field, value):
+    with pytest.raises(ValueError, match=f"QuantSpec.{field}={value!r} is not supported; it takes"):
+        QuantSpec(**{field: value})
+
+
+def test_quant_spec_reads_as_people_say_it():
+    assert str(QuantSpec()) == "int4 g128 symmetric, float16 scales"
+    spec = QuantSpec(group_size=-1, symmetric=False, scale_method="mse")
+    assert str(spec) == "int4 per channel asymmetric, float16 scales, mse"
+
+
+def test_quant_takes_a_spec():
+    with pytest.raises(TypeError, match=r"Config\.quant='int4'.*QuantSpec\(group_size=32\)"):
+        Config(quant="int4")
+
+
+def test_skip_takes_a_tuple():
+    with pytest.raises(TypeError, match=r"Config\.skip='\*\.layers\.0\.\*'"):
+        Config(skip="*.layers.0.*")
+
+
+@pytest.mark.parametrize("field", ["quantize_embedding", "quantize_head"])
+def test_head_and_embedding_need_quant(field):
+    with pytest.raises(ValueError, match=r"need Config\.quant"):
+        Config(**{field: True})
+
+
+@pytest.mark.parametrize("field", ["attention", "gradient_gate", "database", "verify"])
+def test_no_field_is_taken_without_effect(field):
+    with pytest.raises(ValueError, match=f"Config.{field}='something' is not supported"):
+        Config(**{field: "something"})
+
+
+def test_from_dict_reads_nested_fields():
+    values = {"quant": {"group_size": 32, "symmetric": False}, "skip": ["lm_head*"]}
+    expected = Config(quant=QuantSpec(group_size=32, symmetric=False), skip=("lm_head*",))
+    assert Config.from_dict(values) == expected
+
+
+@pytest.mark.parametrize("values", [{"qaunt": {}}, {"quant": {"groups": 32}}, ["quant"]])
+def test_from_dict_refuses_unknown_fields(values):
+    with pytest.raises(ValueError, match="fields"):
+        Config.from_dict(values)

@@ -1,0 +1,58 @@
+"""The report survives JSON and shows everything it holds as text and HTML."""
+
+from sits_tvm.diagnostics import Diagnostic
+from sits_tvm.report import (
+    AttentionSite,
+    Kernel,
+    PassRun,
+    QuantizedWeight,
+    Report,
+    SkippedWeight,
+    render_table,
+)
+
+
+def full_report() -> Report:
+    return Report(
+        target="llvm",
+        quantized=[QuantizedWeight("main", "lv1", "q.weight", "int4 g32", (64, 32), 8192, 1184)],
+        skipped=[SkippedWeight("main", "lv2", "<lm_head>", "head: set Config.quantize_head")],
+        attention=[AttentionSite("main", "lv3", True, "", {"scale": 0.5})],
+        passes=[PassRun("LegalizeOps", True, 0.25)],
+        kernels=[Kernel("k", "Matmul", "default", ("8", "m"), ("128",), 32, 0, 0, 0, {"FFMA": 4})],
+        diagnostics=[Diagnostic.warning("odd", "something odd")],
+    )
+
+
+def test_json_round_trip():
+    report = full_report()
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_text_shows_every_row():
+    text = str(full_report())
+    for word in (
+        "q.weight",
+        "1,184",
+        "<lm_head>",
+        "scale=0.5",
+        "LegalizeOps",
+        "8xm",
+        "FFMA=4",
+        "odd",
+    ):
+        assert word in text
+
+
+def test_html_escapes():
+    page = full_report()._repr_html_()
+    assert "&lt;lm_head&gt;" in page
+    assert "<lm_head>" not in page
+
+
+def test_empty_report_is_empty():
+    assert str(Report()) == ""
+
+
+def test_table_pads_columns():
+    assert render_table(["a", "bb"], [["ccc", "d"]]) == "a    bb\n---  --\nccc  d"

@@ -1,0 +1,27 @@
+"""Kernels and schedules: the INT4 format, INT4 PrimFuncs, and the rules that schedule PrimFuncs."""
+
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+from .apply import ApplySchedules
+from .fallback import CpuFallback
+from .matmul import Matmul
+
+RULES = (
+    Matmul(),
+    CpuFallback(),
+    dlight.gpu.Matmul(),
+    dlight.gpu.GEMV(),
+    dlight.gpu.Reduction(),
+    dlight.gpu.GeneralReduction(),
+    dlight.gpu.Fallback(),
+)
+"""In order of preference; each leaves functions and targets that are not its own alone."""
+
+
+def packed_lanes(target: Target) -> int:
+    """Output channels that the target's INT4 kernels want side by side, see `packing`."""
+    return 16 if target.kind.name == "llvm" else 1
+
+
+__all__ = ["RULES", "ApplySchedules", "packed_lanes"]
