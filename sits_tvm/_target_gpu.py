@@ -52,6 +52,11 @@ def architectures() -> list[str]:
     return [arch + end for arch in _SHARED_MEMORY for end in suffixes.get(arch, ("",))]
 
 
+def shared_memory_limit(arch: str) -> int:
+    """Bytes of shared memory that a block may have on a CUDA architecture of `architectures`."""
+    return _SHARED_MEMORY[arch.rstrip("af")]
+
+
 def complete_gpu(config: dict[str, Any]) -> list[Diagnostic]:
     """Fill in the architecture and its limits; return what is wrong with them."""
     kind, option = config["kind"], ARCH_OPTION[config["kind"]]
@@ -85,7 +90,7 @@ def _complete_limits(config: dict[str, Any], arch: str) -> list[Diagnostic]:
 
 def _limits(arch: str) -> dict[str, int]:
     return {
-        "max_shared_memory_per_block": _SHARED_MEMORY[arch],
+        "max_shared_memory_per_block": shared_memory_limit(arch),
         "max_threads_per_block": 1024,
         "max_num_threads": 1024,
         "registers_per_block": 65536,

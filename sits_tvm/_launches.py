@@ -1,0 +1,170 @@
+"""Read how kernels are launched while TVM lowers them; the built library no longer says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import DataType, tirx
+from tvm.ir import Call, Op
+from tvm.ir.instrument import pass_instrument
+
+from ._target_gpu import STATIC_SHARED_MEMORY, shared_memory_limit
+from .diagnostics import Diagnostic, raise_errors
+
+_THREADS = 1024
+_DYNAMIC = "tirx.use_dyn_shared_memory"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the host starts a kernel.
+
+    `grid` and `block` are extents along x, y, z, as text since they may be symbolic ("n // 4").
+    Shared memory is in bytes per block; the dynamic one may be symbolic too.
+    """
+
+    grid: tuple[str, ...]
+    block: tuple[str, ...]
+    static_smem: int
+    dynamic_smem: int | str
+
+
+@contextmanager
+def record_launches() -> Iterator[dict[str, Launch]]:
+    """Collect the launch of every kernel that is lowered inside the block, by kernel name.
+
+    It is a pass context with an instrument: other instruments of the current context still run.
+    """
+    current = tvm.transform.PassContext.current()
+    recorder = _Recorder()
+    with tvm.transform.PassContext(
+        opt_level=current.opt_level,
+        required_pass=list(current.required_pass),
+        disabled_pass=list(current.disabled_pass),
+        instruments=[*current.instruments, recorder],
+        config=dict(current.config),
+    ):
+        yield recorder.launches
+
+
+def check_launches(launches: dict[str, Launch], arch: str) -> None:
+    """Refuse kernels that `arch` cannot start.
+
+    Raises
+    ------
+    SitsError
+        Naming every kernel with more than 49152 bytes of static shared memory, more dynamic
+        shared memory than `arch` has, or more than 1024 threads.
+    """
+    dynamic = shared_memory_limit(arch)
+    problems = []
+    for name, launch in launches.items():
+        if launch.static_smem > STATIC_SHARED_MEMORY:
+            problems.append(
+                _beyond(
+                    name,
+                    f"{launch.static_smem} bytes of static shared memory",
+                    STATIC_SHARED_MEMORY,
+                )
+            )
+        if isinstance(launch.dynamic_smem, int) and launch.dynamic_smem > dynamic:
+            problems.append(
+                _beyond(
+                    name, f"{launch.dynamic_smem} bytes of shared memory", f"{dynamic} of {arch}"
+                )
+            )
+        if all(extent.isdigit() for extent in launch.block) and _product(launch.block) > _THREADS:
+            problems.append(_beyond(name, f"{_product(launch.block)} threads per block", _THREADS))
+    raise_errors(problems)
+
+
+def _beyond(kernel: str, found: str, limit: object) -> Diagnostic:
+    help = "use smaller tiles"
+    if "static" in found:
+        help += ', or scope "shared.dyn", which has more'
+    message = f"kernel {kernel} takes {found}, more than the {limit} there are"
+    return Diagnostic.error(
+        "kernel-launch-limit", message, function=prim_func_of(kernel), help=help
+    )
+
+
+def prim_func_of(kernel: str) -> str:
+    """The PrimFunc that a kernel was split from."""
+    return re.sub(r"_kernel(_\d+)?$", "", kernel)
+
+
+def _product(extents: Sequence[str]) -> int:
+    result = 1
+    for extent in extents:
+        result *= int(extent)
+    return result
+
+
+@pass_instrument
+class _Recorder:
+    def __init__(self) -> None:
+        self.launches: dict[str, Launch] = {}
+
+    def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
+        if info.name != "tirx.SplitHostDevice":
+            return
+        functions = {gv.name_hint: f for gv, f in mod.functions.items()}
+        for func in functions.values():
+            if isinstance(func, tirx.PrimFunc):
+                for call in _kernel_calls(func):
+                    kernel = functions[call.args[0].value]
+                    self.launches[call.args[0].value] = _launch(call, kernel)
+
+
+def _kernel_calls(func: tirx.PrimFunc) -> list[Call]:
+    calls: list[Call] = []
+
+    def note(call: Call) -> None:
+        if isinstance(call.op, Op) and call.op.name == "tirx.call_ffi_kernel":
+            calls.append(call)
+
+    tvm_ffi.structural_walk(func.body, (Call, note))
+    return calls
+
+
+def _launch(call: Call, kernel: tirx.PrimFunc) -> Launch:
+    names = [str(name) for name in kernel.attrs["tirx.kernel_launch_params"]]
+    extents = dict(zip(names, call.args[len(call.args) - len(names) :], strict=True))
+    dynamic = extents.get(_DYNAMIC, 0)
+    return Launch(
+        grid=_axes(extents, "blockIdx"),
+        block=_axes(extents, "threadIdx"),
+        static_smem=_static_shared_memory(kernel),
+        dynamic_smem=int(_text(dynamic)) if _text(dynamic).isdigit() else _text(dynamic),
+    )
+
+
+def _axes(extents: dict[str, Any], prefix: str) -> tuple[str, ...]:
+    sizes = [_text(extents.get(f"{prefix}.{axis}", 1)) for axis in "xyz"]
+    while len(sizes) > 1 and sizes[-1] == "1":
+        sizes.pop()
+    return tuple(sizes)
+
+
+def _text(expr: Any) -> str:
+    """`(n + T.int64(127)) // T.int64(128)` without the types."""
+    return re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
+
+
+def _static_shared_memory(kernel: tirx.PrimFunc) -> int:
+    sizes: list[int] = []
+
+    def note(alloc: tirx.AllocBuffer) -> None:
+        buffer = alloc.buffer
+        if buffer.scope() == "shared":
+            elements = _product([_text(extent) for extent in buffer.ty.shape])
+            sizes.append(elements * DataType(str(buffer.ty.dtype)).itemsize)
+
+    tvm_ffi.structural_walk(kernel.body, (tirx.AllocBuffer, note))
+    return sum(sizes)

@@ -1,0 +1,131 @@
+"""Run nvcc: where it is, what it says, and which kernel it says it of."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ._launches import prim_func_of
+from .diagnostics import Diagnostic, SitsError
+
+REMEDY = "pip install 'sits_tvm[cuda]' brings NVIDIA's compiler and nvdisasm; no GPU is needed"
+
+# As TVM compiles at load, so that what is counted here is what runs there.
+_OPTIONS = ("-cubin", "-O3", "--use_fast_math", "-Xptxas", "-v,--register-usage-level=10")
+_QUIET = ("-diag-suppress", "177,1444")  # unused variables, longlong4: TVM's, harmless
+KERNEL = re.compile(r"^extern \"C\" __global__ .*?(\w+)\([^()]*\) *\{ *$", re.MULTILINE)
+"""The first line of a kernel in the CUDA text that TVM emits."""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """NVIDIA's command-line tools; `nvdisasm` is None where it is missing."""
+
+    nvcc: Path
+    nvdisasm: Path | None
+
+    @property
+    def version(self) -> str:
+        """Such as "13.5.37", or "" if nvcc does not run."""
+        done = subprocess.run([str(self.nvcc), "--version"], capture_output=True, text=True)
+        found = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
+        return found[1] if found else ""
+
+
+def find_toolkit() -> Toolkit | None:
+    """The PyPI packages of this environment, else ``$CUDA_HOME``, ``$CUDA_PATH``, ``$PATH``."""
+    nvcc = next((path for path in map(_executable, _folders("nvcc")) if path), None)
+    if nvcc is None:
+        return None
+    nvdisasm = _executable(nvcc.parent / "nvdisasm")
+    others = (path for path in map(_executable, _folders("nvdisasm")) if path)
+    return Toolkit(nvcc, nvdisasm or next(others, None))
+
+
+def compile_text(tools: Toolkit, arch: str, source: str, folder: Path) -> tuple[Path, str]:
+    """The cubin of a CUDA text, and the log of ptxas, for `read_log`.
+
+    Raises
+    ------
+    SitsError
+        With every error, and the kernel that it is about.
+    """
+    text, cubin = folder / "kernels.cu", folder / "kernels.cubin"
+    text.write_text(source)
+    command = [str(tools.nvcc), f"-arch={arch}", *_QUIET]
+    done = _run([*command, *_OPTIONS, "-split-compile=0", "-o", str(cubin), str(text)])
+    if done.returncode == 0:
+        return cubin, done.stderr
+    ptx = folder / "kernels.ptx"
+    if "ptxas" in done.stderr:
+        _run([*command, "-ptx", "-O3", "--use_fast_math", "-o", str(ptx), str(text)])
+    raise SitsError(_problems(done.stderr, source, ptx.read_text() if ptx.exists() else ""))
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def _problems(log: str, source: str, ptx: str) -> list[Diagnostic]:
+    """nvcc's errors, each with the kernel around its line."""
+    problems = []
+    for line in log.splitlines():
+        if not re.search(r"\b(error|fatal)\b", line) or re.search(r"errors? detected", line):
+            continue
+        kernel = _kernel_of(line, source, ptx)
+        found = re.sub(r"^.*?(?=\berror|\bfatal)", "", line)
+        about = f"kernel {kernel} does not compile" if kernel else "the kernels do not compile"
+        where = {"function": prim_func_of(kernel)} if kernel else {}
+        problems.append(Diagnostic.error("device-code-invalid", f"{about}: {found}", **where))
+    last = log.strip().splitlines()[-1:] or ["nvcc failed and said nothing"]
+    return problems or [Diagnostic.error("device-code-invalid", last[0])]
+
+
+def _kernel_of(line: str, source: str, ptx: str) -> str:
+    named = re.search(r"'(\w+)'", line)
+    if named and re.search(rf"\b{named[1]}\(", source) and "Entry function" in line:
+        return named[1]
+    at = re.search(r"\.cu\((\d+)\)", line)
+    if at:
+        return _last(KERNEL, source, int(at[1]))
+    at = re.search(r"\.ptx, line (\d+)", line)
+    return _last(re.compile(r"\.entry (\w+)"), ptx, int(at[1])) if at else ""
+
+
+def _last(pattern: re.Pattern[str], text: str, line: int) -> str:
+    """The last match of `pattern` up to a line, counted from 1."""
+    names = pattern.findall("\n".join(text.splitlines()[:line]) + "\n")
+    return names[-1] if names else ""
+
+
+def read_log(log: str) -> Iterator[tuple[str, int, int, int]]:
+    """Name, registers, bytes spilled (stored and loaded), bytes of static shared memory."""
+    for block in log.split("Compiling entry function ")[1:]:
+        name = re.match(r"'(\w+)'", block)
+        registers = re.search(r"Used (\d+) registers", block)
+        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", block)
+        shared = re.search(r"(\d+) bytes smem", block)
+        if name and registers and spills:
+            spilled = int(spills[1]) + int(spills[2])
+            yield name[1], int(registers[1]), spilled, int(shared[1]) if shared else 0
+
+
+def _folders(tool: str) -> Iterator[Path]:
+    for entry in sys.path:
+        yield from sorted(Path(entry or ".").glob(f"nvidia/cu*/bin/{tool}"), reverse=True)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            yield Path(os.environ[name]) / "bin" / tool
+    found = shutil.which(tool)
+    if found:
+        yield Path(found)
+
+
+def _executable(path: Path) -> Path | None:
+    return path if path.is_file() and os.access(path, os.X_OK) else None
