@@ -1,0 +1,225 @@
+"""GGUF files: their header, and the Hugging Face model that they hold, dequantized.
+
+`gguf.GGUFReader` takes half a minute for the 262 144 tokens of a Gemma tokenizer, dequantizing
+whole tensors takes several times their memory, and a truncated file is a reshape error deep inside.
+This reads the header in a second, tensors a few rows at a time, and says what is wrong with a file.
+Names and layouts of tensors are transformers' own tables. Imports neither torch nor gguf by itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest import mock
+
+import numpy as np
+
+from sits_tvm.diagnostics import Diagnostic, SitsError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_ELEMENTS_AT_ONCE = 1 << 22
+
+
+@dataclass
+class GGUFFile:
+    """The header of a GGUF file, and its tensors mapped into memory.
+
+    Attributes
+    ----------
+    fields : dict of str to namespace
+        Metadata: `types` (value type codes), `parts` (raw values), `data` (indices into parts).
+    tensors : list of namespace
+        `name`, `tensor_type`, and `data`: uint8 of shape (…, bytes per row).
+    """
+
+    path: Path
+    fields: dict[str, SimpleNamespace] = field(default_factory=dict)
+    tensors: list[SimpleNamespace] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        size = self.path.stat().st_size
+        if size < 24:
+            _refuse("gguf-damaged", self.path, f"{size} bytes are no GGUF file")
+        self._bytes, self._at = np.memmap(self.path, np.uint8, mode="r"), 0
+        self._view = memoryview(self._bytes)
+        try:
+            self._read_header()
+        except (struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
+            _refuse("gguf-damaged", self.path, f"the header breaks off at byte {self._at}: {error}")
+
+    def _read_header(self) -> None:
+        magic, version = self._take(4), self._number("I")
+        if magic != b"GGUF":
+            _refuse("gguf-damaged", self.path, f"starts with {magic!r}, a GGUF file with b'GGUF'")
+        if version not in (2, 3):
+            _refuse("gguf-not-supported", self.path, f"GGUF version {version}, known are 2 and 3")
+        num_tensors, num_fields = self._number("Q"), self._number("Q")
+        for _ in range(num_fields):
+            name = self._string().decode()
+            self.fields[name] = self._field(self._number("I"))
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        alignment = self.fields.get("general.alignment")
+        align = alignment.parts[0][0] if alignment else 32
+        start = -(-self._at // align) * align
+        self.tensors = [self._tensor(start, *info) for info in infos]
+
+    def _field(self, kind: int) -> SimpleNamespace:
+        if kind != _ARRAY:
+            return SimpleNamespace(types=[kind], parts=[self._value(kind)], data=[0])
+        kind, count = self._number("I"), self._number("Q")
+        if kind in _SCALARS:
+            dtype = np.dtype("<" + _SCALARS[kind])
+            values = np.frombuffer(self._take(count * dtype.itemsize), dtype).reshape(-1, 1)
+        else:
+            values = [self._value(kind) for _ in range(count)]
+        return SimpleNamespace(types=[_ARRAY, kind], parts=values, data=range(count))
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string().decode()
+        shape = tuple(self._number("Q") for _ in range(self._number("I")))
+        return name, shape[::-1], self._number("I"), self._number("Q")
+
+    def _tensor(self, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> Any:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        if kind not in iter(GGMLQuantizationType):
+            _refuse("gguf-not-supported", self.path, f"tensor {name} has the unknown type {kind}")
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        rows = (*shape[:-1], shape[-1] // block * size)
+        begin, end = start + offset, start + offset + int(np.prod(rows))
+        if end > len(self._bytes):
+            found = f"{len(self._bytes)} bytes, but tensor {name} ends at byte {end}"
+            _refuse("gguf-truncated", self.path, found)
+        data = self._bytes[begin:end].reshape(rows)
+        return SimpleNamespace(name=name, tensor_type=GGMLQuantizationType(kind), data=data)
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind not in _SCALARS:
+            raise struct.error(f"value type {kind} is unknown")
+        return (self._number(_SCALARS[kind]),)
+
+    def _number(self, code: str) -> Any:
+        scalar = struct.Struct("<" + code)
+        (value,) = scalar.unpack_from(self._view, self._at)
+        self._at += scalar.size
+        return value
+
+    def _string(self) -> bytes:
+        return self._take(self._number("Q"))
+
+    def _take(self, count: int) -> bytes:
+        if self._at + count > len(self._bytes):
+            raise struct.error(f"{count} more bytes announced than the file has")
+        self._at += count
+        return bytes(self._view[self._at - count : self._at])
+
+
+def load_gguf(path: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model in a GGUF file, in `dtype` (default float32).
+
+    Raises
+    ------
+    SitsError
+        For a file that is truncated, damaged or of an unknown version, an architecture or tensor
+        type without support, and weights that the file lacks.
+    """
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    file = GGUFFile(path)
+    try:
+        header = _header(file)
+        config = CONFIG_MAPPING[header["config"]["model_type"]].from_dict(header["config"])
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)
+        tensors = _tensors(file, skeleton, header, dtype or torch.float32)
+        model, loaded = type(skeleton).from_pretrained(
+            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+        )
+    except (ValueError, KeyError, NotImplementedError) as error:
+        _refuse("gguf-not-supported", path, f"{type(error).__name__}: {error}")
+    refuse_incomplete(path, loaded)
+    return model
+
+
+def refuse_incomplete(path: Path, loaded: dict[str, Any]) -> None:
+    """Raise for weights that transformers did not find in the file and made up at random."""
+    missing = [f"{name} is missing" for name in sorted(loaded["missing_keys"])]
+    wrong = [f"{n} has shape {tuple(a)}, not {tuple(b)}" for n, a, b in loaded["mismatched_keys"]]
+    if missing + wrong:
+        raise SitsError(
+            [Diagnostic.error("weights-incomplete", f"{path}: {p}") for p in missing + wrong]
+        )
+
+
+def _header(file: GGUFFile) -> dict[str, Any]:
+    """transformers' reading of the metadata: {"config": …}; of the tokenizer only its size."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    used = {
+        name: value
+        for name, value in file.fields.items()
+        if not name.startswith("tokenizer.") or name == "tokenizer.ggml.tokens"
+    }
+    reader = SimpleNamespace(fields=used, tensors=file.tensors)
+    with mock.patch("gguf.GGUFReader", return_value=reader):
+        return load_gguf_checkpoint(str(file.path))
+
+
+def _tensors(
+    file: GGUFFile, skeleton: PreTrainedModel, header: dict[str, Any], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """By Hugging Face name, dequantized; one at a time in float32."""
+    import torch
+    from transformers import modeling_gguf_pytorch_utils as hf
+
+    architecture = file.fields["general.architecture"].parts[0].decode()
+    processor = hf.TENSOR_PROCESSORS.get(architecture, hf.TensorProcessor)(config=header["config"])
+    names = hf.get_gguf_hf_weights_map(skeleton, processor)
+    header["tensors"] = {}  # where processors put what is not one tensor for one
+    for tensor in file.tensors:
+        found = processor.process(
+            weights=_dequantize(tensor),
+            name=tensor.name,
+            tensor_key_mapping=names,
+            parsed_parameters=header,
+        )
+        if found.name in names:
+            weights = torch.from_numpy(np.ascontiguousarray(found.weights))
+            header["tensors"][names[found.name]] = weights.to(dtype)
+    return header["tensors"]
+
+
+def _dequantize(tensor: SimpleNamespace) -> np.ndarray:
+    """float32 of the logical shape, a few rows at a time."""
+    from gguf import dequantize
+    from gguf.quants import quant_shape_from_byte_shape
+
+    shape = quant_shape_from_byte_shape(tensor.data.shape, tensor.tensor_type)
+    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    out = np.empty((len(rows), shape[-1]), np.float32)
+    step = max(1, _ELEMENTS_AT_ONCE // shape[-1])
+    for i in range(0, len(rows), step):
+        out[i : i + step] = dequantize(rows[i : i + step], tensor.tensor_type)
+    return out.reshape(shape)
+
+
+def _refuse(code: str, path: Path, found: str) -> NoReturn:
+    raise SitsError([Diagnostic.error(code, f"{path}: {found}", help=_HELP[code])])
+
+
+_HELP = {
+    "gguf-damaged": "download the file again; other formats go in as a directory with config.json",
+    "gguf-truncated": "the download or copy was cut off: fetch the file again",
+    "gguf-not-supported": "pass the model as a directory with config.json and safetensors",
+}

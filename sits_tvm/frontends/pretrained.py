@@ -1,0 +1,166 @@
+"""`from_pretrained`: a Hugging Face model as a Relax module and its parameters."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tvm import IRModule
+
+from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.frontends.gguf import load_gguf, refuse_incomplete
+from sits_tvm.frontends.torch import convert_exported_program
+
+if TYPE_CHECKING:
+    import torch
+    import tvm
+    from transformers import PreTrainedModel
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def from_pretrained(
+    model_or_path: PreTrainedModel | str | Path,
+    *,
+    dtype: str | None = None,
+    logits_to_keep: int = 0,
+    max_seq_len: int | None = None,
+) -> tuple[IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a Hugging Face model.
+
+    A decoder whose layers all compute causal attention, windowed or not, becomes a function of
+    ``input_ids`` alone with one `R.sits.attention` per layer. Any other model is imported as
+    transformers writes it, as a function of ``input_ids`` and ``attention_mask``, with a note that
+    says why.
+
+    Parameters
+    ----------
+    model_or_path : transformers.PreTrainedModel, or path
+        A model, a directory that `save_pretrained` wrote, or a GGUF file (dequantized). Nothing is
+        downloaded. A model is left as it was.
+    dtype : str, optional
+        "float32", "float16" or "bfloat16". Default: that of the model; float32 for GGUF. For a
+        model object in another dtype this makes a copy.
+    logits_to_keep : int
+        n > 0: the result at the last n positions only. 0: at all.
+    max_seq_len : int, optional
+        A promise that sequences are not longer, at least 2: memory is planned for it.
+
+    Returns
+    -------
+    mod : IRModule
+        ``main(input_ids[, attention_mask], *params)``, both int64 (b, s), symbolic and at least 1.
+        Returns the logits (b, s, vocabulary), or for a model without a head the last hidden state
+        (b, s, hidden).
+    params : dict of str to tvm.runtime.Tensor
+        By the model's own names; tied weights once, under the first. Memory is shared with the
+        model.
+
+    Raises
+    ------
+    SitsError
+        For a path, file or checkpoint that is missing, damaged or incomplete, a package that is
+        not installed, a model that torch cannot export, and every op that has no converter.
+    """
+    _check_options(dtype, logits_to_keep, max_seq_len)
+    _require_packages()
+    from sits_tvm.frontends._hf_attention import convert
+    from sits_tvm.frontends._hf_export import export
+
+    model = _model(model_or_path, dtype)
+    program = export(model, logits_to_keep, max_seq_len)
+    del model
+    return convert_exported_program(program, {"attention.default": convert})
+
+
+def _check_options(dtype: str | None, logits_to_keep: int, max_seq_len: int | None) -> None:
+    problems = []
+    if dtype is not None and dtype not in _DTYPES:
+        problems.append(f"dtype={dtype!r} is not one of {', '.join(_DTYPES)}")
+    if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+        problems.append(f"logits_to_keep={logits_to_keep!r}: write 0 for all, or a number")
+    if max_seq_len is not None and (not isinstance(max_seq_len, int) or max_seq_len < 2):
+        problems.append(f"max_seq_len={max_seq_len!r}: write a number of at least 2, or None")
+    if problems:
+        raise SitsError([Diagnostic.error("from-pretrained-arguments", p) for p in problems])
+
+
+def _require_packages() -> None:
+    for name in ("torch", "transformers"):
+        _require_package(name)
+
+
+def _require_package(name: str) -> None:
+    try:
+        __import__(name)
+    except ImportError as error:
+        _refuse(
+            "package-missing", f"from_pretrained needs {name}: {error}", "pip install sits_tvm[hf]"
+        )
+
+
+def _model(model_or_path: Any, dtype: str | None) -> PreTrainedModel:
+    import torch
+    from transformers import PreTrainedModel
+
+    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
+    if isinstance(model_or_path, str | Path):
+        return _load(Path(model_or_path), wanted)
+    if not isinstance(model_or_path, PreTrainedModel):
+        found = f"expected a transformers model or a path, got {type(model_or_path)}"
+        _refuse("not-a-model", found, "import other torch modules with from_torch")
+    if wanted is None or model_or_path.dtype == wanted:
+        return model_or_path
+    return copy.deepcopy(model_or_path).to(wanted)
+
+
+def _load(path: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    if path.is_dir():
+        return _load_directory(path, dtype)
+    if path.is_file():
+        _require_package("gguf")
+        return load_gguf(path, dtype)
+    advice = "nothing is downloaded: fetch the model (hf download NAME --local-dir DIR), pass DIR"
+    _refuse("path-missing", f"no file or directory {path}", advice)
+
+
+def _load_directory(path: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    import transformers
+
+    _check_directory(path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        names = getattr(config, "architectures", None) or ["AutoModel"]
+        loader = getattr(transformers, names[0], transformers.AutoModel)
+        model, loaded = loader.from_pretrained(
+            path, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:
+        _refuse("model-not-loaded", f"{path}: {type(error).__name__}: {error}", _ADVICE)
+    refuse_incomplete(path, loaded)
+    return model
+
+
+def _check_directory(path: Path) -> None:
+    """config.json and every file of weights are there, and none is cut off."""
+    ggufs = sorted(path.glob("*.gguf"))
+    if not (path / "config.json").is_file():
+        advice = f"pass the file: {ggufs[0]}" if ggufs else _ADVICE
+        _refuse("config-missing", f"{path} has no config.json", advice)
+    index = next(iter(path.glob("*.safetensors.index.json")), None)
+    if index is not None:
+        needed = set(json.loads(index.read_text())["weight_map"].values())
+        missing = sorted(name for name in needed if not (path / name).is_file())
+        if missing:
+            _refuse("weights-missing", f"{path} lacks {', '.join(missing)}", _ADVICE)
+    elif not [*path.glob("*.safetensors"), *path.glob("*.bin")]:
+        _refuse("weights-missing", f"{path} has no *.safetensors", _ADVICE)
+
+
+_ADVICE = "download the directory again, with config.json and every *.safetensors file"
+
+
+def _refuse(code: str, found: str, advice: str) -> NoReturn:
+    raise SitsError([Diagnostic.error(code, found, help=advice)])
