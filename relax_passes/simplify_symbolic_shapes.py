@@ -141,8 +141,7 @@ class _Simplifier(PyExprMutator):
 def bounded_analyzer(func: relax.Function) -> Analyzer:
     """An analyzer that knows the bounds of the function's shape variables; at least 0."""
     attrs = func.attrs or {}
-    lower = attrs["tir_var_lower_bound"] if "tir_var_lower_bound" in attrs else {}
-    upper = attrs["tir_var_upper_bound"] if "tir_var_upper_bound" in attrs else {}
+    lower, upper = (attrs.get(f"tir_var_{side}_bound", {}) for side in ("lower", "upper"))
     analyzer = Analyzer()
     for var in relax.analysis.defined_symbolic_vars(func):
         low = int(lower[var.name]) if var.name in lower else 0

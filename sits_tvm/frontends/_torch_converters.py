@@ -105,6 +105,16 @@ def _divide(node: Node, imp: Any) -> relax.Expr:
     return _emit(imp, R.trunc(quotient)) if mode == "trunc" and is_float else quotient
 
 
+def _clamp(node: Node, imp: Any) -> relax.Expr:
+    dtype = _result_dtype(node)
+    x = _cast(imp, imp.env[node.args[0]], dtype)
+    for position, (name, bound) in enumerate((("min", R.maximum), ("max", R.minimum)), 1):
+        limit = _arg(node, position, name, None)
+        if limit is not None:
+            x = _emit(imp, bound(x, _operand(imp, limit, dtype)))
+    return x
+
+
 def _where(node: Node, imp: Any) -> relax.Expr:
     dtype = _result_dtype(node)
     x, y = (_operand(imp, arg, dtype) for arg in node.args[1:3])
@@ -150,6 +160,13 @@ def _extreme(op: Callable) -> Callable:
     return convert
 
 
+def _smallest(node: Node, imp: Any) -> relax.Expr:
+    """min along one axis: values and positions."""
+    x, axis = imp.env[node.args[0]], node.args[1]
+    keep = _arg(node, 2, "keepdim", False)
+    return relax.Tuple([_emit(imp, R.min(x, axis, keep)), _emit(imp, R.argmin(x, axis, keep))])
+
+
 def _any(node: Node, imp: Any) -> relax.Expr:
     x = _cast(imp, _cast(imp, imp.env[node.args[0]], "bool"), "int8")
     dim = _arg(node, 1, "dim", None)
@@ -184,6 +201,12 @@ def _slice(node: Node, imp: Any) -> relax.Expr:
     return _emit(imp, R.strided_slice(x, [axis], [start], [end], [step], assume_inbound=True))
 
 
+def _scatter_add(node: Node, imp: Any) -> relax.Expr:
+    x, axis, index, source = node.args[:4]
+    args = (imp.env[arg] for arg in (x, index, source))
+    return _emit(imp, R.scatter_elements(*args, axis=axis, reduction="add"))
+
+
 def _embedding(node: Node, imp: Any) -> relax.Expr:
     weight, index = (imp.env[arg] for arg in node.args[:2])
     return _emit(imp, R.take(weight, index, axis=0))
@@ -215,15 +238,36 @@ def _index(node: Node, imp: Any) -> relax.Expr:
 
 
 def _index_put(node: Node, imp: Any) -> relax.Expr:
-    indices = node.args[1]
-    given = [index for index in indices if index is not None]
-    _refuse_masks(imp, given)
-    if None in indices[len(indices) - len(given) :] or None in indices[: -len(given)]:
-        raise ValueError("x[:, i] = v with a slice among the indices; index every leading axis")
-    accumulate = _arg(node, 3, "accumulate", False)
-    x, values = imp.env[node.args[0]], imp.env[node.args[2]]
-    index = relax.Tuple([imp.env[i] for i in given])
-    return _emit(imp, R.index_put(x, index, values, accumulate))
+    """x[i, :, j] = v: the indexed axes go first, then scatter_nd, then they go back."""
+    x, indices, values = imp.env[node.args[0]], node.args[1], imp.env[node.args[2]]
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    _refuse_masks(imp, [indices[axis] for axis in axes])
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        raise ValueError("x[i, :, j] = v with a slice between the indices; index adjacent axes")
+    wrapped = [_wrapped(imp, indices[axis], x.ty.shape[axis]) for axis in axes]
+    shape = list(_broadcast(node, [indices[axis] for axis in axes], imp))
+    order = axes + [axis for axis in range(x.ty.ndim) if axis not in axes]
+    moved = _emit(imp, R.permute_dims(x, order))
+    rest = list(moved.ty.shape)[len(axes) :]
+    updates = _updates(imp, values, shape, rest, axes[0])
+    columns = [_emit(imp, R.broadcast_to(_cast(imp, w, "int64"), shape)) for w in wrapped]
+    reduction = "add" if _arg(node, 3, "accumulate", False) else "update"
+    stacked = _emit(imp, R.stack(columns, axis=-1))
+    out = _emit(imp, R.scatter_nd(moved, stacked, updates, reduction))
+    return _emit(imp, R.permute_dims(out, [order.index(axis) for axis in range(x.ty.ndim)]))
+
+
+def _broadcast(node: Node, indices: list[Node], imp: Any) -> tuple[Any, ...]:
+    shape = torch.broadcast_shapes(*[index.meta["val"].shape for index in indices])
+    return tuple(imp.dim(d) for d in shape)
+
+
+def _updates(imp: Any, values: relax.Expr, shape: list, rest: list, lead: int) -> relax.Expr:
+    """`values` broadcast to the shape of x[:, i], with the `lead` axes before i moved behind it."""
+    full = rest[:lead] + shape + rest[lead:]
+    values = _emit(imp, R.broadcast_to(values, full))
+    order = [*range(lead, lead + len(shape)), *range(lead), *range(lead + len(shape), len(full))]
+    return _emit(imp, R.permute_dims(values, order))
 
 
 def _refuse_masks(imp: Any, indices: list[Node]) -> None:
@@ -352,6 +396,10 @@ CONVERTERS: dict[str, Callable[[Node, Any], Any]] = {
     "floor_divide.default": _arithmetic(R.floor_divide),
     "maximum.default": _arithmetic(R.maximum, R.logical_or),
     "minimum.default": _arithmetic(R.minimum, R.logical_and),
+    **{f"__lshift__.{kind}": _arithmetic(R.left_shift) for kind in ("Tensor", "Scalar")},
+    **{f"__rshift__.{kind}": _arithmetic(R.right_shift) for kind in ("Tensor", "Scalar")},
+    "clamp.default": _clamp,
+    "clamp.Tensor": _clamp,
     "where.self": _where,
     "where.ScalarOther": _where,
     "where.ScalarSelf": _where,
@@ -374,11 +422,13 @@ CONVERTERS: dict[str, Callable[[Node, Any], Any]] = {
     "amin.default": _extreme(R.min),
     "max.default": _extreme(R.max),
     "min.default": _extreme(R.min),
+    "min.dim": _smallest,
     "any.default": _any,
     "any.dim": _any,
     "any.dims": _any,
     "select.int": _select,
     "slice.Tensor": _slice,
+    "scatter_add.default": _scatter_add,
     "embedding.default": _embedding,
     "take.default": _take,
     "index.Tensor": _index,

@@ -17,7 +17,13 @@ import sympy
 import torch
 import tvm
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    TensorArgument,
+    TokenArgument,
+)
 from tvm import relax, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -28,6 +34,12 @@ _KEPT_WHOLE = ("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_pr
 _LARGE_BUFFER = 1 << 16
 _WITHOUT_MEANING = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit"}
 _READS_A_VALUE = ("item.default", "_local_scalar_dense.default")
+_GUARDS = (
+    "_assert_scalar.default",
+    "_assert_tensor_metadata.default",
+    "sym_constrain_range_for_size.default",
+)
+_FAILED = object()  # stands for a value whose type Relax cannot say, after an error
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
@@ -96,14 +108,25 @@ class Importer(ExportedProgramImporter):
 
     def _outputs(self, program: ExportedProgram, variables: dict[str, relax.Var]) -> Any:
         """The user's outputs: one expression, or a tuple of them."""
-        values = self._translate_fx_graph(
-            program.graph_module, program.graph.nodes, variables, set()
-        )
-        self._raise()
-        specs = [s for s in program.graph_signature.output_specs]
+        nodes, specs = program.graph.nodes, program.graph_signature.output_specs
+        values = self._translate_fx_graph(program.graph_module, nodes, variables, set())
         kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
         users = [v for v, s in zip(values, specs, strict=True) if s.kind in kinds]
+        users = [value for value in users if value is not None]
+        self._raise()
+        for value in users:
+            if not (isinstance(value, relax.Expr) and isinstance(value.ty, relax.TensorType)):
+                found = f"the model returns {value}, not a tensor"
+                self._error("output-not-supported", found, help="return a tensor or None")
+        self._raise()
         return users[0] if len(users) == 1 else tuple(users)
+
+    @staticmethod
+    def _flatten_output_args(values: Any) -> tuple[Any, ...]:
+        """Nested lists and tuples as one tuple; what may be returned is checked later."""
+        if not isinstance(values, list | tuple):
+            return (values,)
+        return tuple(v for value in values for v in Importer._flatten_output_args(value))
 
     # Arguments
 
@@ -117,13 +140,12 @@ class Importer(ExportedProgramImporter):
                     "running statistic, or pass use_cache=False if it is a cache",
                 )
         for spec in program.graph_signature.input_specs:
-            if not isinstance(spec.arg, TensorArgument | ConstantArgument):
+            if not isinstance(spec.arg, TensorArgument | ConstantArgument | TokenArgument):
                 self._error(
                     "input-not-supported",
                     f"input `{spec.arg.name}` is a {type(spec.arg).__name__}, not a tensor",
                     help="pass a tensor, or write the value into forward",
                 )
-        self._raise()
 
     def _read_arguments(self, program: ExportedProgram) -> tuple[dict, dict, dict]:
         """By placeholder name: inputs (var), parameters (var, name, tensor), constants."""
@@ -134,6 +156,9 @@ class Importer(ExportedProgramImporter):
             node = placeholders[spec.arg.name]
             if isinstance(spec.arg, ConstantArgument):
                 self.env[node] = spec.arg.value
+            elif not isinstance(spec.arg, TensorArgument):
+                val = node.meta.get("val")
+                self.env[node] = self.dim(val) if isinstance(val, torch.SymInt) else None
             elif spec.kind is InputKind.USER_INPUT:
                 inputs[node.name] = relax.Var(node.name, self.type_of(node.meta["val"]))
             elif node.users:
@@ -144,7 +169,26 @@ class Importer(ExportedProgramImporter):
                     params[node.name] = seen.setdefault(_identity(tensor), entry)
                 else:
                     constants[node.name] = (entry[0], tensor)
-        return inputs, params, constants
+        self._check_solvable(inputs)
+        position = {name: i for i, name in enumerate(program.state_dict)}
+        ordered = dict(sorted(params.items(), key=lambda entry: position[entry[1][1]]))
+        return inputs, ordered, constants
+
+    def _check_solvable(self, inputs: dict[str, relax.Var]) -> None:
+        """Each symbol must be a dimension of an input by itself: 2 s is not solved for s."""
+        shapes = {v.name: list(v.ty.shape) for v in inputs.values()}
+        plain = {d.name for dims in shapes.values() for d in dims if tvm.ir.is_prim_var(d)}
+        for name, dims in shapes.items():
+            free = [
+                str(d) for d in dims if {v.name for v in tirx.analysis.undefined_vars(d)} - plain
+            ]
+            if free:
+                self._error(
+                    "dimension-not-solvable",
+                    f"input `{name}` has the dimension {', '.join(free)}, and no input has its "
+                    "symbol as a dimension of its own",
+                    help="name the dimension itself in dynamic_shapes: Dim('t') for 2 * Dim('s')",
+                )
 
     def _bounds(self, program: ExportedProgram) -> dict[str, dict[str, int]]:
         ranges = {
@@ -168,8 +212,12 @@ class Importer(ExportedProgramImporter):
 
     def _convert_node(self, name: str, convert: Callable | None, node: torch.fx.Node) -> Any:
         val = node.meta.get("val")
+        if any(self.env.get(arg) is _FAILED for arg in node.all_input_nodes):
+            return self._stand_in(val)
         if isinstance(val, int | torch.SymInt) and name not in _READS_A_VALUE:
             return self.dim(val)
+        if isinstance(val, torch.SymBool) or name in _GUARDS:
+            return None
         if convert is None:
             self.unsupported.setdefault(name, []).append(node)
             return self._stand_in(val)
@@ -211,12 +259,16 @@ class Importer(ExportedProgramImporter):
         return self.block_builder.match_cast(out, want)
 
     def _stand_in(self, val: Any) -> Any:
+        """Something of the right type, to go on with after an error."""
         if isinstance(val, torch.Tensor):
-            ty = self.type_of(val)
+            try:
+                ty = self.type_of(val)
+            except NotImplementedError:
+                return _FAILED
             return self.block_builder.emit(relax.op.zeros(ty.shape, str(ty.dtype)))
         if isinstance(val, tuple | list):
-            return relax.Tuple([self._stand_in(v) for v in val])
-        return self.dim(val) if isinstance(val, int | torch.SymInt) else relax.op.null_value()
+            return tuple(self._stand_in(v) for v in val)
+        return self.dim(val) if isinstance(val, int | torch.SymInt) else _FAILED
 
     # Types
 
