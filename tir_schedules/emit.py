@@ -9,10 +9,7 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from .contraction import Contraction, Point
-
-LANES = 16
-"""Columns computed side by side. LLVM splits a vector of 16 into what the target has."""
+from .contraction import LANES, Contraction, Point
 
 Index = tirx.Expr | int
 
@@ -48,7 +45,7 @@ def when(condition: tirx.Expr | bool) -> Iterator[None]:
 
 
 def registers(count: int, lanes: int = LANES) -> list[tirx.Buffer]:
-    """`count` zeroed float32 vectors. Each a buffer of its own: TVM keeps small ones on the stack."""
+    """`count` zeroed float32 vectors, each a buffer small enough for TVM to keep on the stack."""
     buffers = [T.alloc_buffer((int64(lanes),), "float32", scope="local") for _ in range(count)]
     for buffer in buffers:
         with vectorized(lanes) as lane:
@@ -74,11 +71,19 @@ def store_columns(
     Columns beyond the last one are dropped.
     """
     columns = product.column.dom.extent
+    kept = {
+        buffer: T.alloc_buffer((int64(lanes),), str(buffer.dtype), scope="local")
+        for buffer in product.intermediates
+    }
 
     def store(lane: tirx.Expr) -> None:
+        def keep(buffer: tirx.Buffer, value: tirx.Expr) -> tirx.Expr:
+            T.buffer_store(kept[buffer], value, [lane])
+            return kept[buffer][lane]
+
         at = {**point, product.column.var: first + lane}
         value = values[(*start[:-1], start[-1] + lane)]
-        product.finish(at, value, T.Bind, T.buffer_store)
+        product.finish(at, value, keep, T.buffer_store)
 
     def whole() -> None:
         with vectorized(lanes) as lane:

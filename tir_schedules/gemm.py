@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .contraction import Contraction, Int4Weight, Point
+from .contraction import Contraction, Int4Weight, Point, split
 from .emit import (
     LANES,
     ceildiv,
@@ -49,8 +49,8 @@ def gemm(product: Contraction, tile: Tile) -> None:
     panels = ceildiv(columns, tile.panel * LANES)
     left = _left_operand(product)
     with parallel(product.batch.extent * panels) as task:
-        batch = product.batch.at(task // panels)
-        first = task % panels * (tile.panel * LANES)
+        outer, inner = split(task, panels)
+        batch, first = product.batch.at(outer), T.Bind(inner * (tile.panel * LANES))
         panel = scratch(tile.panel, _padded_k(product), LANES)
         result = scratch(tile.rows, tile.vectors * LANES)
         _pack(product, batch, first, panel)
@@ -63,8 +63,9 @@ def gemm(product: Contraction, tile: Tile) -> None:
         ):
             row, column = i * tile.rows, first + j * width
             _multiply(product, tile, left, (batch, row), (panel, j * tile.vectors), result)
-            count = tirx.min(rows - row, int64(tile.rows))
-            with serial(count) as r, serial(tile.vectors) as v:
+            height = tirx.min(rows - row, int64(tile.rows))
+            vectors = tirx.min(ceildiv(columns - column, LANES), int64(tile.vectors))
+            with serial(height) as r, serial(vectors) as v:
                 point = {**batch, **product.rows.at(row + r)}
                 store_columns(product, point, column + v * LANES, result, [r, v * LANES])
 
@@ -100,7 +101,8 @@ def _left_operand(product: Contraction):  # type: ignore[no-untyped-def]
     batches, rows = product.batch.extent, product.rows.extent
     copy = scratch(batches * rows, k.dom.extent)
     with parallel(batches * rows) as r:
-        batch, row = product.batch.at(r // rows), r % rows
+        outer, row = split(r, rows)
+        batch = product.batch.at(outer)
         whole = k.dom.extent // LANES
         with serial(whole) as block, vectorized() as lane:
             depth = block * LANES + lane
@@ -137,8 +139,11 @@ def _pack_float(product: Contraction, batch: Point, first: tirx.Expr, panel: tir
 
     with serial(tirx.min(panel.shape[0], ceildiv(columns - first, LANES))) as v:
         if not product.right_runs_along_columns:
-            with serial(LANES) as lane, serial(k.dom.extent) as depth:
-                clamped(v, depth, lane)
+            whole = k.dom.extent // LANES
+            with serial(whole) as block, serial(LANES) as lane, serial(LANES) as d:
+                clamped(v, block * LANES + d, lane)
+            with serial(k.dom.extent - whole * LANES) as d, serial(LANES) as lane:
+                clamped(v, whole * LANES + d, lane)
             return
         with T.If(first + (v + 1) * LANES <= columns):
             with T.Then(), serial(k.dom.extent) as depth, vectorized() as lane:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .contraction import Contraction, Int4Weight, Point
+from .contraction import Contraction, Int4Weight, Point, split
 from .emit import (
     LANES,
     ceildiv,
@@ -86,7 +86,7 @@ def _add_group(weight, at, group, x, sums) -> None:  # type: ignore[no-untyped-d
 
 
 def _padded_row(product: Contraction, length: tirx.Expr) -> tirx.Buffer:
-    """The left operand in float32, zero from k to `length`: what codes lie there does not matter."""
+    """The left operand in float32, zero from k to `length`, where codes are padding."""
     k, x = product.reduction, scratch(length)
     with serial(k.dom.extent) as depth:
         T.buffer_store(x, product.left(_first_row(product, {k.var: depth})), [depth])
@@ -99,8 +99,8 @@ def _gemv_along_k(product: Contraction, streams: int) -> None:
     columns, k = product.column.dom.extent, product.reduction.dom.extent
     tasks = ceildiv(columns, streams)
     with parallel(product.batch.extent * tasks) as task:
-        point = _first_row(product, product.batch.at(task // tasks))
-        first = task % tasks * streams
+        outer, inner = split(task, tasks)
+        point, first = _first_row(product, product.batch.at(outer)), T.Bind(inner * streams)
         at = [T.Bind(tirx.min(first + s, columns - 1)) for s in range(streams)]
         sums, result = registers(streams), registers(1, streams)[0]
         with serial(k // LANES) as block, vectorized() as lane:
@@ -133,8 +133,8 @@ def _gemv_along_n(product: Contraction, streams: int) -> None:
     columns, width = product.column.dom.extent, streams * LANES
     tasks = ceildiv(columns, width)
     with parallel(product.batch.extent * tasks) as task:
-        point = _first_row(product, product.batch.at(task // tasks))
-        first = task % tasks * width
+        outer, inner = split(task, tasks)
+        point, first = _first_row(product, product.batch.at(outer)), T.Bind(inner * width)
         with T.If(first + width <= columns):
             with T.Then():
                 _columns_along_n(product, point, first, streams)
