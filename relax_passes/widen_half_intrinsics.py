@@ -1,5 +1,5 @@
-"""Compute half-precision functions that CUDA lacks in float32. Runs after LegalizeOps, on PrimFuncs.
-Leaves alone: float32 and float64, and the functions that CUDA has for both half types."""
+"""Compute half-precision functions that CUDA or LLVM lacks in float32. Runs after LegalizeOps.
+Leaves alone: float32, float64, and the functions that CUDA has for both half types."""
 
 from __future__ import annotations
 
