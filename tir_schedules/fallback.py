@@ -8,12 +8,12 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 from tvm.target.codegen import llvm_cpu_has_features
 
 from .leaf_loops import vectorize_leaf_loops
 from .loop_nests import Block, attempt, blocks_of, inline_producers, is_plain_loop_nest
+from .small_loops import run_small_loops_serially
 
 # Innermost iterations from which a parallel region, which costs 1 to 3 us, pays.
 PARALLEL_WORK = 16384
@@ -54,7 +54,8 @@ class CpuFallback(ScheduleRule):
             return None
         inline_producers(sch)
         _schedule_groups(sch)
-        return Schedule(vectorize_leaf_loops(sch.mod["main"], vector_lanes(target)))
+        func = vectorize_leaf_loops(sch.mod["main"], vector_lanes(target))
+        return Schedule(run_small_loops_serially(func, PARALLEL_WORK))
 
 
 def vector_lanes(target: Target) -> int:

@@ -267,7 +267,7 @@ _SCALAR_CALLS = (
 def _is_contiguous(
     indices: Sequence[Expr], var: Var, analyzer: Analyzer, must: bool = False
 ) -> bool:
-    """Whether a step of `var` moves the last index by one, and no other; or none (unless `must`)."""
+    """Whether a step of `var` moves the last index by one and no other, or (unless `must`) none."""
     if not any(_uses(index, var) for index in indices):
         return not must
     if any(_uses(index, var) for index in indices[:-1]) or _has_load(indices[-1]):
