@@ -1,7 +1,26 @@
 """Relax passes, in the order in which the pipeline runs them. Importing this registers our ops."""
 
 from . import op
+from ._import_fixes import IMPORT_FIXES
+from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
 from .lower_attention import LowerAttention
+from .normalize_negative_indices import NormalizeNegativeIndices
 from .quantize_matmul_weights import QuantizeMatmulWeights
+from .simplify_symbolic_shapes import SimplifySymbolicShapes
+from .unpack_int4_constants import UnpackInt4Constants
+from .widen_cumsum import WidenCumsum
+from .widen_half_intrinsics import WidenHalfIntrinsics
 
-__all__ = ["LowerAttention", "QuantizeMatmulWeights", "op"]
+__all__ = [
+    "IMPORT_FIXES",
+    "CheckSubByteBuffers",
+    "LowerAttention",
+    "NormalizeNegativeIndices",
+    "QuantizeMatmulWeights",
+    "SimplifySymbolicShapes",
+    "UnpackInt4Constants",
+    "WidenCumsum",
+    "WidenHalfIntrinsics",
+    "check_sub_byte_buffers",
+    "op",
+]

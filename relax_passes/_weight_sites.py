@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 
@@ -70,7 +71,7 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
             if left in weights:
                 yield _on_the_left(variable, value, left)
                 continue
-            if source not in arguments:
+            if through or source not in arguments:
                 continue
         is_head = source in tables or (
             variable in last and _rows(value) in map(_table_rows, tables)
@@ -176,9 +177,7 @@ def _is_matrix_transpose(call: relax.Call) -> bool:
 
 
 def _same_shape(call: relax.Call) -> bool:
-    return call.args[0].ty.shape is not None and relax.analysis.can_prove_shape_equal(
-        call.args[0].ty.shape, call.ty.shape
-    )
+    return tvm_ffi.structural_equal(call.args[0].ty.shape, call.ty.shape)
 
 
 def _takes_rows(call: relax.Call) -> bool:

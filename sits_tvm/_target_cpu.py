@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any
 
+import tvm
 from tvm.target import Target, codegen
 
 from ._target_text import near
@@ -78,3 +79,18 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+# Extensions that LLVM uses on its own account; the others need an intrinsic.
+_GENERATED = r"avx|sse|ssse|fma|f16c|bmi|lzcnt|popcnt|movbe|egpr|ndd|ccmp|zu$|sve|fullfp16|lse"
+
+
+def missing_on_host(target: Target) -> list[str]:
+    """What code for an llvm `target` may use and this machine lacks; empty if it runs here."""
+    triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
+    ours = codegen.llvm_get_system_triple().partition("-")[0]
+    if triple.partition("-")[0] != ours:
+        return [triple.partition("-")[0]]
+    here = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    needed = sorted(str(name) for name in codegen.llvm_get_cpu_features(target))
+    return [name for name in needed if re.match(_GENERATED, name) and not here.get(name, True)]

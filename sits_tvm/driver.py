@@ -12,13 +12,13 @@ from tvm.runtime import Tensor
 from tvm.target import Target
 
 from .config import Config
-from .device_code import check_device_code
-from .diagnostics import Diagnostic, SitsError, collect
+from .device_code import check_device_code, record_launches
+from .diagnostics import Diagnostic, SitsError, collect, emit
 from .executable import Executable
 from .params import as_tensors, bind_names, pack_params, public_functions, weight_names
 from .pipeline import run_graph_passes, run_kernel_passes
 from .report import Report
-from .target import parse_target
+from .target import host_mismatch, parse_target
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,11 +62,14 @@ def build(
     """
     lowered, packed, report, checked = _lower(mod, target, params, config or Config())
     _LOG.info("code generation")
-    compiled = relax.build(lowered, checked, relax_pipeline=relax.get_default_pipeline(checked))
+    with record_launches() as launches:
+        pipeline = relax.get_default_pipeline(checked)
+        compiled = relax.build(lowered, checked, relax_pipeline=pipeline)
     cubins: list[bytes] = []
     if checked.kind.name == "cuda":
+        _LOG.info("compiling device code")
         with collect() as found:
-            cubins = check_device_code(compiled, checked, report)
+            cubins = check_device_code(compiled, checked, report, launches)
         report.diagnostics += found
     names = {name: weight_names(func) for name, func in public_functions(lowered).items()}
     return Executable(compiled.mod, report, packed, names, cubins)
@@ -122,6 +125,9 @@ def _lower(
     report = report if report is not None else Report()
     with collect() as found:
         checked = parse_target(target)
+        mismatch = host_mismatch(checked)
+        if mismatch:
+            emit(Diagnostic.warning("target-not-this-machine", mismatch))
     report.diagnostics += found
     report.target = str(checked)
     _check_module(mod)

@@ -17,7 +17,7 @@ from tvm.runtime import Tensor
 from ._safetensors import read_safetensors, write_safetensors
 from .diagnostics import Diagnostic, SitsError
 from .report import Report
-from .target import check_host_runs
+from .target import host_mismatch, parse_target
 
 FORMAT_VERSION = 1
 _LIBRARY, _PARAMS, _REPORT, _META = (
@@ -93,13 +93,7 @@ class Executable(relax.VMExecutable):
             If the directory cannot be written, or holds something else.
         """
         path = Path(directory)
-        if path.exists() and not (path / _META).exists() and any(path.iterdir()):
-            raise _error("output-not-empty", f"{path} exists and is no saved executable")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        except OSError as error:
-            raise _error("output-not-writable", f"cannot write {path}: {error}") from error
+        draft = _draft(path)
         try:
             self._write(draft)
             if path.exists():
@@ -126,6 +120,28 @@ class Executable(relax.VMExecutable):
         directory.chmod(0o755)
 
 
+def check_output(path: Path) -> None:
+    """Raise SitsError if `Executable.save` could not write to `path`."""
+    _draft(path).rmdir()
+
+
+def _draft(path: Path) -> Path:
+    """A new folder beside `path`, which must not exist yet or hold a saved executable."""
+    if path.exists() and not path.is_dir():
+        raise _error("output-not-a-folder", f"{path} is a file")
+    if path.exists() and not (path / _META).exists() and any(path.iterdir()):
+        raise _error(
+            "output-not-empty",
+            f"{path} exists and is no saved executable",
+            help="give an empty or new folder",
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise _error("output-not-writable", f"cannot write {path}: {error}") from error
+
+
 def load(directory: str | os.PathLike[str]) -> Executable:
     """Read what `Executable.save` wrote; it computes the same results bit for bit.
 
@@ -137,7 +153,9 @@ def load(directory: str | os.PathLike[str]) -> Executable:
     """
     path = Path(directory)
     meta = _read_meta(path)
-    check_host_runs(meta["target"])
+    mismatch = host_mismatch(parse_target(meta["target"]))
+    if mismatch:
+        raise _error("target-not-this-machine", f"{path}: {mismatch}", help="build it for this CPU")
     try:
         module = tvm.runtime.load_module(str(path / _LIBRARY))
     except Exception as error:

@@ -56,7 +56,7 @@ def kernel_passes(target: Target) -> list[Pass]:
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
-        *([passes.WidenHalfIntrinsics()] if target.kind.name == "cuda" else []),
+        passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
         tir_schedules.ApplySchedules(*tir_schedules.RULES),
     ]
@@ -108,13 +108,20 @@ def _run(
 @contextlib.contextmanager
 def _instruments(config: Config) -> Iterator[None]:
     """`Config.verify` and `Config.dump_dir`, by TVM's own instruments."""
-    instruments = []
+    current = PassContext.current()
+    instruments = list(current.instruments)
     if config.verify:
         instruments.append(relax.ir.instrument.WellFormedInstrument())
     if config.dump_dir is not None:
         config.dump_dir.mkdir(parents=True, exist_ok=True)
         instruments.append(tvm.ir.instrument.DumpIR(str(config.dump_dir)))
-    with PassContext(instruments=instruments) if instruments else contextlib.nullcontext():
+    with PassContext(
+        opt_level=current.opt_level,
+        required_pass=list(current.required_pass),
+        disabled_pass=list(current.disabled_pass),
+        instruments=instruments,
+        config=dict(current.config),
+    ):
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import tvm
 from tvm.target import Target
 
-from ._target_cpu import complete_cpu
+from ._target_cpu import complete_cpu, missing_on_host
 from ._target_gpu import ARCH_EXAMPLE, ARCH_OPTION, STATIC_SHARED_MEMORY, complete_gpu
 from ._target_text import near, read_target_text
 from .diagnostics import Diagnostic, SitsError, emit
@@ -60,6 +60,15 @@ def parse_target(target: str | dict[str, Any] | Target) -> Target:
             )
         )
     return Target(config)
+
+
+def host_mismatch(target: Target) -> str:
+    """Why CPU code for `target`, or for its host, may not run on this machine; "" if it does."""
+    cpu = target if target.kind.name == "llvm" else target.host
+    if cpu is None or cpu.kind.name != "llvm":
+        return ""
+    missing = missing_on_host(cpu)
+    return f"built for {cpu.attrs.get('mcpu', cpu)}; this machine lacks {', '.join(missing)}" if missing else ""
 
 
 def _config(target: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Used where no parameters are given at build time: `<func>_transform_params` then
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
@@ -13,6 +15,7 @@ from tvm.script import tirx as T
 from .packing import CODES_PER_WORD, MSE_RATIOS, PackedLayout
 
 
+@lru_cache(maxsize=256)
 def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     """W (n, k) of `dtype` -> scale, zero (tiles, groups, lanes), the latter as uint8 codes 0…15."""
     n, k, lanes = layout.n, layout.k, layout.lanes
@@ -81,6 +84,7 @@ def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     return choose_scale
 
 
+@lru_cache(maxsize=256)
 def pack_codes(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     """W (n, k), scale, zero (tiles, groups, lanes) -> codes in `layout`."""
     n, k, lanes = layout.n, layout.k, layout.lanes
@@ -124,6 +128,7 @@ def pack_codes(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     return pack_codes
 
 
+@lru_cache(maxsize=256)
 def pack_zero_points(layout: PackedLayout) -> tirx.PrimFunc:
     """zero (tiles, groups, lanes) uint8 -> zero_point in `layout`."""
     tiles, words, lanes = layout.shapes[2]

@@ -8,13 +8,13 @@ A packed weight is the pair (codes, scale) or the triple (codes, scale, zero_poi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tvm import relax, tirx
 from tvm.ir import Op
 
 from sits_tvm.config import QuantSpec
-from tir_schedules.int4_matmul import int4_matmul as int4_matmul_kernel
-from tir_schedules.int4_matmul import int4_take as int4_take_kernel
+from tir_schedules import int4_matmul as kernels
 from tir_schedules.packing import PackedLayout
 from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
@@ -161,10 +161,10 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     x, *packed = call.args
     layout, dtype = layout_of(call), str(x.ty.dtype)
     rows = _product(list(x.ty.shape)[:-1])
-    kernel = int4_matmul_kernel(_static(rows), layout.n, layout.k, layout.spec, dtype, layout.lanes)
+    kernel = _matmul_kernel(_static(rows), layout, dtype)
     out = relax.TensorType([rows, layout.n], dtype)
     flat = _reshape(bb, x, [rows, layout.k])
-    y = _call_fusable(bb, kernel, "int4_matmul", [flat, *packed], out)
+    y = _call(bb, kernel, "int4_matmul", [flat, *packed], out)
     return _reshape(bb, y, [*list(x.ty.shape)[:-1], layout.n])
 
 
@@ -172,23 +172,28 @@ def _legalize_int4_take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     indices, *packed = call.args
     layout, dtype = layout_of(call), str(call.attrs["out_dtype"])
     count = _product(indices.ty.shape)
-    kernel = int4_take_kernel(
-        _static(count), layout.n, layout.k, layout.spec, dtype, layout.lanes, str(indices.ty.dtype)
-    )
+    kernel = _take_kernel(_static(count), layout, dtype, str(indices.ty.dtype))
     out = relax.TensorType([count, layout.k], dtype)
     flat = _reshape(bb, indices, [count])
-    rows = _call_fusable(bb, kernel, "int4_take", [flat, *packed], out)
+    rows = _call(bb, kernel, "int4_take", [flat, *packed], out)
     return _reshape(bb, rows, [*indices.ty.shape, layout.k])
 
 
-def _call_fusable(
-    bb: relax.BlockBuilder,
-    kernel: tirx.PrimFunc,
-    name: str,
-    args: Sequence[relax.Expr],
-    out: relax.TensorType,
-) -> relax.Expr:
-    return _call(bb, kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE), name, args, out)
+# A model holds the same kernel once per layer: make it once.
+@lru_cache(maxsize=512)
+def _matmul_kernel(rows: int | None, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
+    kernel = kernels.int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.lanes)
+    return kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
+
+
+@lru_cache(maxsize=64)
+def _take_kernel(
+    count: int | None, layout: PackedLayout, dtype: str, index_dtype: str
+) -> tirx.PrimFunc:
+    kernel = kernels.int4_take(
+        count, layout.n, layout.k, layout.spec, dtype, layout.lanes, index_dtype
+    )
+    return kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
 
 
 def _call(

@@ -1,0 +1,181 @@
+"""``python -m sits_tvm build|lower|check|info``: the functions of the same names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tvm.ir import IRModule, load_json, save_json
+
+from . import build, check, from_onnx, from_pretrained, from_torch, lower
+from .config import Config, QuantSpec
+from .diagnostics import Diagnostic, SitsError
+from .environment import describe
+from .executable import check_output
+from .report import render_table
+
+MODEL_HELP = (
+    "a directory or .gguf file (from_pretrained), a .pt2 program (from_torch), an .onnx file "
+    "(from_onnx), or a Relax module as .json (tvm.ir.save_json)"
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a subcommand. Returns 0; 1 after an error in what was given; argparse exits with 2."""
+    args = _parser().parse_args(argv)
+    _show_progress(quiet=args.quiet)
+    try:
+        return int(args.run(args))
+    except SitsError as error:
+        return _fail(error.diagnostics, args.json)
+    except (ValueError, TypeError) as error:  # Config says what is wrong with a value
+        return _fail([Diagnostic.error("config", str(error))], args.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sits_tvm", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="build|lower|check|info")
+    for name, run, text in (
+        ("build", _build, "compile a model and save library, packed parameters and report"),
+        ("lower", _lower, "stop before code generation; print or save the IR"),
+        ("check", _check, "say what build would, without compiling"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("model", type=Path, metavar="MODEL", help=MODEL_HELP)
+        command.add_argument("--target", default="llvm -mcpu=native", help="default: %(default)s")
+        command.add_argument("--int4", action="store_true", help="INT4 weights: Config(quant=…)")
+        command.add_argument("--config", type=Path, metavar="FILE.yaml", help="fields of Config")
+        if name != "check":
+            command.add_argument("-o", dest="output", type=Path, metavar="DIR")
+        _common(command, run)
+    info = commands.add_parser("info", help="what this machine can do, and what is missing")
+    _common(info, _info)
+    return parser
+
+
+def _common(command: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
+    command.add_argument("--json", action="store_true", help="machine-readable output")
+    command.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    command.set_defaults(run=run)
+
+
+def _build(args: argparse.Namespace) -> int:
+    if args.output is not None:
+        check_output(args.output)
+    config = _config(args)
+    mod, params = _model(args.model)
+    executable = build(mod, args.target, params=params, config=config)
+    if args.output is not None:
+        executable.save(args.output)
+    print(executable.report.to_json() if args.json else executable.report)
+    return 0
+
+
+def _lower(args: argparse.Namespace) -> int:
+    config = _config(args)
+    mod, params = _model(args.model)
+    lowered, report = lower(mod, args.target, params=params, config=config)
+    if args.output is not None:
+        args.output.mkdir(parents=True, exist_ok=True)
+        (args.output / "module.json").write_text(save_json(lowered))
+        (args.output / "report.json").write_text(report.to_json())
+    elif not args.json:
+        print(lowered.script())
+    print(report.to_json() if args.json else report)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    config = _config(args)
+    mod, params = _model(args.model)
+    found = check(mod, args.target, params=params, config=config)
+    if args.json:
+        print(json.dumps([diagnostic.to_dict() for diagnostic in found], indent=1))
+    else:
+        print("\n\n".join(map(str, found)) or "nothing found")
+    return int(any(diagnostic.severity == "error" for diagnostic in found))
+
+
+def _info(args: argparse.Namespace) -> int:
+    rows = describe()
+    header = ["component", "found", "needed for"]
+    if args.json:
+        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=1))
+    else:
+        print(render_table(header, [list(row) for row in rows]))
+    return 0
+
+
+def _config(args: argparse.Namespace) -> Config:
+    values: dict[str, Any] = _read_yaml(args.config) if args.config else {}
+    if args.int4 and values.get("quant") is None:
+        values = {**values, "quant": QuantSpec()}
+    return Config.from_dict(values)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise _error("yaml-missing", "--config needs PyYAML", help="pip install pyyaml") from error
+    try:
+        return yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise _error("config-not-readable", f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise _error("config-not-yaml", f"{path}: {error}") from error
+
+
+def _model(path: Path) -> tuple[IRModule, dict[str, Any] | None]:
+    if not path.exists():
+        raise _error("model-not-found", f"{path} does not exist", help=f"MODEL is {MODEL_HELP}")
+    if path.is_dir() or path.suffix == ".gguf":
+        return from_pretrained(path)
+    if path.suffix == ".onnx":
+        return from_onnx(path)
+    if path.suffix == ".pt2":
+        import torch
+
+        return from_torch(torch.export.load(path))
+    if path.suffix == ".json":
+        return load_json(path.read_text()), None
+    raise _error("model-format", f"{path} has no known format", help=f"MODEL is {MODEL_HELP}")
+
+
+def _show_progress(quiet: bool) -> None:
+    """Steps that the library logs, on stderr, each with the seconds since the start."""
+    start = time.perf_counter()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(lambda record: _stamp(record, start))
+    logger = logging.getLogger("sits_tvm")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _stamp(record: logging.LogRecord, start: float) -> bool:
+    record.msg = f"[{time.perf_counter() - start:6.1f} s] {record.msg}"
+    return True
+
+
+def _fail(diagnostics: list[Diagnostic], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps([diagnostic.to_dict() for diagnostic in diagnostics], indent=1))
+    else:
+        print("\n\n".join(map(str, diagnostics)), file=sys.stderr)
+    return 1
+
+
+def _error(code: str, message: str, **more: str) -> SitsError:
+    return SitsError([Diagnostic.error(code, message, **more)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
