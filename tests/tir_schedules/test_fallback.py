@@ -158,6 +158,21 @@ def test_leaves_other_targets_alone():
     assert CpuFallback().apply(func, HOST, False) is not None
 
 
+def test_reshapes_stay_views():
+    """Scheduled, they would not be recognised any more and copy, dividing four times an element."""
+
+    def build(x: relax.Expr) -> relax.Expr:
+        return O.nn.softmax(O.reshape(O.exp(x), (1, 4, -1, 32)), -1)
+
+    case = Case(
+        build, lambda x: torch.softmax(x.exp().reshape(1, 4, -1, 32), -1), (Input((8, 64)),)
+    )
+    mod = lower(case, None)
+    assert prim_funcs(mod)["reshape"].attrs["sits.rule"] == "none"
+    assert "call  vm.builtin.reshape" in relax.build(mod, HOST).as_text()
+    check(case, mod, (0,))
+
+
 @pytest.mark.parametrize("name", ["matmul", "softmax", "residual_norm", "swap_heads"])
 def test_works_behind_the_other_rules(name):
     check(ZOO[name], lower(ZOO[name], tirx.Var("n", "int64"), HOST, RULES), (0, 1, 33, 500))
