@@ -108,7 +108,7 @@ class Report:
         parts = [f"target: {self.target}"] if self.target else []
         for title, header, rows in self._tables():
             parts.append(f"{title}\n{render_table(header, rows)}")
-        parts += [str(diagnostic) for diagnostic in self.diagnostics]
+        parts += [str(diagnostic) for diagnostic in self._problems()]
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
@@ -123,8 +123,12 @@ class Report:
                 f"<details open><summary>{html.escape(title)}</summary>"
                 f"<table><tr>{head}</tr>{body}</table></details>"
             )
-        parts += [f"<pre>{html.escape(str(d))}</pre>" for d in self.diagnostics]
+        parts += [f"<pre>{html.escape(str(d))}</pre>" for d in self._problems()]
         return "\n".join(parts)
+
+    def _problems(self) -> list[Diagnostic]:
+        """Notes repeat what the tables say."""
+        return [diagnostic for diagnostic in self.diagnostics if diagnostic.severity != "note"]
 
     def _tables(self) -> Iterable[tuple[str, list[str], list[list[str]]]]:
         if self.quantized:
@@ -182,6 +186,7 @@ _ROWS: dict[str, type] = {
     "kernels": Kernel,
     "diagnostics": Diagnostic,
 }
+_SHOWN_SASS = ("HMMA", "IMMA", "HGMMA", "IGMMA", "FFMA", "LOP3", "CALL", "LDG.128", "LDG.narrow")
 _KERNEL_HEADER = [f.name for f in fields(Kernel) if f.name != "loop_sass"]
 
 
@@ -201,7 +206,9 @@ def _kernel_row(kernel: Kernel) -> list[str]:
             return ""
         if isinstance(value, tuple):
             return "x".join(value)
-        return _pairs(value) if isinstance(value, dict) else str(value)
+        if isinstance(value, dict):  # the classes; full opcodes are in to_json()
+            return _pairs({key: value[key] for key in _SHOWN_SASS if value.get(key)})
+        return str(value)
 
     return [text(getattr(kernel, name)) for name in _KERNEL_HEADER]
 
