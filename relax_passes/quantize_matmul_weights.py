@@ -49,6 +49,40 @@ class QuantizeMatmulWeights:
                     R.output(y)
                 return y
 
+    After, for ``Config(quant=QuantSpec(group_size=32))``::
+
+        @I.ir_module
+        class After:
+            @R.function
+            def main(
+                x: R.Tensor(("s", 64), "float32"),
+                w_codes: R.Tensor((32, 8, 1), "uint32"),
+                w_scale: R.Tensor((32, 2, 1), "float16"),
+            ):
+                R.func_attr({"num_input": 1})
+                with R.dataflow():
+                    y = R.sits.int4_matmul(
+                        x, w_codes, w_scale, n=32, k=64, lanes=1,
+                        bits=4, group_size=32, symmetric=True, scale_dtype="float16",
+                    )
+                    R.output(y)
+                return y
+
+            @R.function
+            def main_transform_params(params: R.Tuple(R.Tensor((32, 64), "float32"))):
+                R.func_attr({"sits.param_names": ["w"]})
+                with R.dataflow():
+                    w = params[0]
+                    packed = R.sits.quantize_weight(
+                        w, n=32, k=64, lanes=1, bits=4, group_size=32, symmetric=True,
+                        scale_dtype="float16", scale_method="absmax", transposed=False,
+                    )
+                    w_codes = packed[0]
+                    w_scale = packed[1]
+                    out = (w_codes, w_scale)
+                    R.output(out)
+                return out
+
     Parameters
     ----------
     config : Config

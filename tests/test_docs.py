@@ -1,0 +1,80 @@
+"""Documentation that runs: the IR in every pass's docstring, and README's code and table."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm.ir import assert_structural_equal
+
+import relax_passes
+from relax_passes import *  # noqa: F403
+from sits_tvm import Config, QuantSpec
+
+ROOT = Path(__file__).parent.parent
+OPTIONS = {"QuantizeMatmulWeights": (Config(quant=QuantSpec(group_size=32)),)}
+
+
+def pass_names() -> list[str]:
+    return [name for name in relax_passes.__all__ if inspect.isclass(getattr(relax_passes, name))]
+
+
+def snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def module_in(docstring: str, heading: str) -> tvm.IRModule:
+    """The TVMScript under a line such as ``Before::``."""
+    found = re.search(rf"^{heading}[^\n]*::\n\n((?:    [^\n]*\n|\n)+)", docstring, re.MULTILINE)
+    assert found, f"no {heading}:: block"
+    return tvm.script.from_source(textwrap.dedent(found[1]))
+
+
+@pytest.mark.parametrize("name", pass_names())
+def test_docstring_shows_what_the_pass_does(name: str) -> None:
+    made = getattr(relax_passes, name)
+    docstring = inspect.cleandoc(made.__doc__) + "\n"
+    before, after = module_in(docstring, "Before"), module_in(docstring, "After")
+    assert_structural_equal(made(*OPTIONS.get(name, ()))(before), after)
+
+
+@pytest.mark.parametrize("name", pass_names())
+def test_every_pass_has_file_test_and_readme_row(name: str) -> None:
+    assert (ROOT / "relax_passes" / f"{snake(name)}.py").exists()
+    assert (ROOT / "tests" / "relax_passes" / f"test_{snake(name)}.py").exists()
+    assert f"| `{name}` |" in (ROOT / "README.md").read_text()
+
+
+def readme_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_readme_code_runs(tmp_path: Path) -> None:
+    """All Python blocks of README.md in order, as one program; the second is what the pass makes."""
+    blocks = readme_blocks()
+    assert len(blocks) == 3
+    check = (
+        "from tvm.ir import assert_structural_equal\n"
+        "import relax_passes, sits_tvm\n"
+        "config = sits_tvm.Config(quant=sits_tvm.QuantSpec(group_size=32))\n"
+        "after = relax_passes.QuantizeMatmulWeights(config)(Linear)\n"
+        "assert_structural_equal(after['main'], PackedLinear['main'])\n"
+    )
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join([blocks[0], "import sits_tvm", *blocks[1:], check]))
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "INT4 weights: 2" in done.stdout
