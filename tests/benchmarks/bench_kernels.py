@@ -1,0 +1,200 @@
+"""Matrix products on this CPU: ours against torch float32, alternated in one run.
+
+    TVM_NUM_THREADS=2 python tests/benchmarks/bench_kernels.py [--json] [--rounds 7]
+
+The ratio is torch's median time over ours: above 1 we are faster. INT4 is compared with the float32
+product of the same shape. For one row the weights rotate over 12 layers, which caches do not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+import torch
+import tvm
+from tvm import te, tirx
+
+from sits_tvm.config import QuantSpec
+from tir_schedules.int4_matmul import int4_matmul
+from tir_schedules.matmul import Matmul
+from tir_schedules.packing import PackedLayout
+
+THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
+CPU = tvm.get_global_func("target.llvm_get_system_cpu")()
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": CPU, "num-cores": THREADS})
+SPECS = {
+    "int4 g32 asymmetric": QuantSpec(group_size=32, symmetric=False),
+    "int4 g128": QuantSpec(group_size=128),
+}
+GEMM_SHAPES = ((640, 2048), (2048, 640), (640, 1024), (4096, 4096))
+ROWS, LAYERS, HIDDEN = 512, 12, 4096
+
+
+def build(func: tirx.PrimFunc) -> Callable[..., None]:
+    scheduled = Matmul().apply(func, TARGET, False)
+    return tvm.compile(scheduled.mod, target=TARGET)["main"]
+
+
+def linear(n: int, k: int) -> tirx.PrimFunc:
+    """x (m, k) @ w (n, k).T with symbolic m."""
+    n, k = (tirx.IntImm("int64", extent) for extent in (n, k))
+    x = te.placeholder((te.var("m", "int64"), k), name="x")
+    w = te.placeholder((n, k), name="w")
+    r = te.reduce_axis((0, k), name="r")
+    y = te.compute((x.shape[0], n), lambda i, j: te.sum(x[i, r] * w[j, r], axis=r), name="y")
+    return te.create_prim_func([x, w, y]).with_attr("tirx.noalias", True)
+
+
+def batched(heads: int, m: int, n: int, k: int, *, transposed: bool) -> tirx.PrimFunc:
+    """Scores (keys in rows of k) or the product with values (rows of n)."""
+    heads, m, n, k = (tirx.IntImm("int64", extent) for extent in (heads, m, n, k))
+    a = te.placeholder((heads, m, k), name="a")
+    b = te.placeholder((heads, n, k) if transposed else (heads, k, n), name="b")
+    r = te.reduce_axis((0, k), name="r")
+    c = te.compute(
+        (heads, m, n),
+        lambda h, i, j: te.sum(a[h, i, r] * (b[h, j, r] if transposed else b[h, r, j]), axis=r),
+        name="c",
+    )
+    return te.create_prim_func([a, b, c]).with_attr("tirx.noalias", True)
+
+
+def random_parts(rng: np.random.Generator, n: int, k: int, spec: QuantSpec) -> list:
+    layout = PackedLayout(n, k, spec, 16)
+    codes, scale, *zero = layout.shapes
+    return [
+        rng.integers(0, 1 << 32, codes, dtype=np.uint32),
+        rng.random(scale).astype(spec.scale_dtype),
+        *(rng.integers(0, 1 << 32, shape, dtype=np.uint32) for shape in zero),
+    ]
+
+
+def alternate(runs: dict[str, Callable[[], object]], rounds: int, repeat: int) -> dict[str, float]:
+    """Median seconds of each run; round by round, so that all see the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(rounds + 1):
+        for name, run in runs.items():
+            run()
+            start = time.perf_counter()
+            for _ in range(repeat):
+                run()
+            if round_:
+                times[name].append((time.perf_counter() - start) / repeat)
+    return {name: median(values) for name, values in times.items()}
+
+
+def rows_of(case: str, seconds: dict[str, float], flops: float, layers: int = 1) -> list[dict]:
+    return [
+        {
+            "case": case,
+            "kernel": name,
+            "us": 1e6 * value / layers,
+            "gflops": flops * layers / value / 1e9,
+            "x torch": seconds["torch"] / value,
+        }
+        for name, value in seconds.items()
+    ]
+
+
+def bench_gemm(rng: np.random.Generator, rounds: int) -> list[dict]:
+    table = []
+    for k, n in GEMM_SHAPES:
+        x, w = (rng.standard_normal(s).astype("float32") for s in ((ROWS, k), (n, k)))
+        y, tx, tw = _empty(ROWS, n), torch.tensor(x), torch.tensor(w)
+        calls = {"float32": (build(linear(n, k)), _tensors(x, w))}
+        for name, spec in SPECS.items():
+            kernel = build(int4_matmul(None, n, k, spec, "float32", 16))
+            calls[name] = kernel, _tensors(x, *random_parts(rng, n, k, spec))
+        runs = {"torch": lambda tx=tx, tw=tw: torch.nn.functional.linear(tx, tw)}
+        for name, (kernel, inputs) in calls.items():
+            runs[name] = lambda kernel=kernel, inputs=inputs, y=y: kernel(*inputs, y)
+        seconds = alternate(runs, rounds, 1 if k * n > 1 << 23 else 4)
+        table += rows_of(f"M={ROWS} K={k} N={n}", seconds, 2 * ROWS * k * n)
+    return table
+
+
+def bench_gemv(rng: np.random.Generator, rounds: int) -> list[dict]:
+    k = n = HIDDEN
+    x, y = rng.standard_normal((1, k)).astype("float32"), _empty(1, n)
+    weights = [rng.standard_normal((n, k), "float32") for _ in range(LAYERS)]
+    tx, tw = torch.tensor(x), [torch.tensor(w) for w in weights]
+    calls = {"float32": (build(linear(n, k)), [_tensors(x, w) for w in weights])}
+    for name, spec in SPECS.items():
+        kernel = build(int4_matmul(None, n, k, spec, "float32", 16))
+        layers = [_tensors(x, *random_parts(rng, n, k, spec)) for _ in range(LAYERS)]
+        calls[name] = kernel, layers
+    runs = {"torch": lambda: [torch.nn.functional.linear(tx, w) for w in tw]}
+    for name, (kernel, layers) in calls.items():
+        runs[name] = lambda kernel=kernel, layers=layers: [kernel(*layer, y) for layer in layers]
+    seconds = alternate(runs, rounds, 2)
+    return rows_of(f"M=1 K={k} N={n}", seconds, 2 * k * n, LAYERS)
+
+
+def bench_attention(rng: np.random.Generator, rounds: int) -> list[dict]:
+    heads, length, dim = 4, 512, 256
+    table = []
+    for case, n, k, transposed in (("q k^T", length, dim, True), ("p v", dim, length, False)):
+        a = rng.standard_normal((heads, length, k), "float32")
+        b = rng.standard_normal((heads, n, k) if transposed else (heads, k, n), "float32")
+        ta, tb = torch.tensor(a), torch.tensor(b)
+        tb = tb.transpose(1, 2) if transposed else tb
+        kernel = build(batched(heads, length, n, k, transposed=transposed))
+        inputs, y = _tensors(a, b), _empty(heads, length, n)
+        runs = {
+            "torch": lambda ta=ta, tb=tb: torch.matmul(ta, tb),
+            "float32": lambda kernel=kernel, inputs=inputs, y=y: kernel(*inputs, y),
+        }
+        seconds = alternate(runs, rounds, 4)
+        flops = 2 * heads * length * n * k
+        table += rows_of(f"{case}, {heads} heads, {length}x{n}x{k}", seconds, flops)
+    return table
+
+
+def _tensors(*arrays: np.ndarray) -> list:
+    return [tvm.runtime.tensor(array) for array in arrays]
+
+
+def _empty(*shape: int) -> tvm.runtime.Tensor:
+    return tvm.runtime.tensor(np.zeros(shape, "float32"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    rng = np.random.default_rng(0)
+    table = [
+        row
+        for bench in (bench_gemm, bench_gemv, bench_attention)
+        for row in bench(rng, options.rounds)
+    ]
+    machine = {
+        "cpu": CPU,
+        "threads": THREADS,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tvm": tvm.__version__,
+    }
+    if options.json:
+        print(json.dumps({"machine": machine, "kernels": table}, indent=2))
+        return
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    print(f"{'case':32} {'kernel':20} {'us':>9} {'GFLOP/s':>8} {'x torch':>8}")
+    for row in table:
+        print(
+            f"{row['case']:32} {row['kernel']:20} {row['us']:9.0f} {row['gflops']:8.0f} "
+            f"{row['x torch']:8.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
