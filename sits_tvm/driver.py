@@ -15,7 +15,7 @@ from .config import Config
 from .device_code import check_device_code, record_launches
 from .diagnostics import Diagnostic, SitsError, collect, emit
 from .executable import Executable
-from .params import as_tensors, bind_names, pack_params, public_functions, weight_names
+from .params import as_arrays, bind_names, pack_params, public_functions, weight_names
 from .pipeline import run_graph_passes, run_kernel_passes
 from .report import Report
 from .target import host_mismatch, parse_target
@@ -131,13 +131,13 @@ def _lower(
     report.diagnostics += found
     report.target = str(checked)
     _check_module(mod)
-    tensors = None if params is None else as_tensors(params)
-    if tensors is not None:
-        mod = bind_names(mod, tensors)
+    arrays = None if params is None else as_arrays(params)
+    if arrays is not None:
+        mod = bind_names(mod, arrays)
     mod = run_graph_passes(mod, checked, config, report)
     packed: dict[str, Tensor] = {}
-    if tensors is not None:
-        mod, packed = pack_params(mod, tensors)
+    if arrays is not None:
+        mod, packed = pack_params(mod, arrays)
     return run_kernel_passes(mod, checked, config, report), packed, report, checked
 
 

@@ -17,15 +17,34 @@ from relax_passes.op.int4 import layout_of
 from relax_passes.quantize_matmul_weights import SOURCE_NAMES, TRANSFORM_SUFFIX
 from tir_schedules.packing import pack
 
-from .diagnostics import Diagnostic, SitsError, raise_errors
+from .diagnostics import Diagnostic, raise_errors
 
 _LOG = logging.getLogger(__name__)
 _CPU = 1
 
 
-def as_tensors(params: Mapping[str, Any]) -> dict[str, Tensor]:
-    """NumPy, DLPack (such as torch) and TVM tensors as TVM tensors; CPU memory is shared."""
-    return {name: _tensor(value) for name, value in params.items()}
+Array = Tensor | np.ndarray
+
+
+def as_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
+    """TVM tensors and NumPy arrays as they are, others (such as torch's) through DLPack.
+
+    Raises
+    ------
+    SitsError
+        With every value that is neither.
+    """
+    arrays, found = {}, []
+    for name, value in params.items():
+        if isinstance(value, Tensor | np.ndarray):
+            arrays[name] = value
+        elif hasattr(value, "__dlpack__"):
+            arrays[name] = _from_dlpack(value.detach() if hasattr(value, "detach") else value)
+        else:
+            message = f"parameter `{name}` is a {type(value).__name__}, not a tensor or an array"
+            found.append(Diagnostic.error("params-type", message))
+    raise_errors(found)
+    return arrays
 
 
 def public_functions(mod: IRModule) -> dict[str, relax.Function]:
@@ -43,7 +62,7 @@ def weight_names(func: relax.Function) -> list[str]:
     return [argument.name for argument in func.params[inputs:]]
 
 
-def bind_names(mod: IRModule, params: Mapping[str, Tensor]) -> IRModule:
+def bind_names(mod: IRModule, params: Mapping[str, Array]) -> IRModule:
     """Set ``num_input`` where a function has none and takes arguments named in `params`.
 
     Raises
@@ -58,6 +77,7 @@ def bind_names(mod: IRModule, params: Mapping[str, Tensor]) -> IRModule:
             inputs = named.index(True) if any(named) else len(named)
             if not all(named[inputs:]):
                 found.append(_out_of_order(name, func, params))
+                taken.update(argument.name for argument in func.params)
                 continue
             func = func.with_attr("num_input", inputs)
             out[name] = func
@@ -70,7 +90,7 @@ def bind_names(mod: IRModule, params: Mapping[str, Tensor]) -> IRModule:
     return out
 
 
-def pack_params(mod: IRModule, params: Mapping[str, Tensor]) -> tuple[IRModule, dict[str, Tensor]]:
+def pack_params(mod: IRModule, params: Mapping[str, Array]) -> tuple[IRModule, dict[str, Tensor]]:
     """Run the transform functions of `mod` on `params`, one weight at a time, and drop them.
 
     Weights that stay in float are the tensors of `params` themselves.
@@ -80,28 +100,28 @@ def pack_params(mod: IRModule, params: Mapping[str, Tensor]) -> tuple[IRModule, 
     SitsError
         With every weight that holds NaN or infinite values, or whose scale overflows.
     """
-    out, packed, found = mod.clone(), {}, []
+    out, values, found = mod.clone(), {}, []
     functions, cache = public_functions(mod), {}
     for name, func in functions.items():
         if name.endswith(TRANSFORM_SUFFIX):
             continue
         transform = functions.get(name + TRANSFORM_SUFFIX)
         if transform is None:
-            packed |= {weight: params[weight] for weight in weight_names(func)}
+            results = [params[weight] for weight in weight_names(func)]
         else:
-            values = _evaluate(transform, params, cache, found)
-            packed |= dict(zip(weight_names(func), values, strict=True))
+            results = _evaluate(transform, params, cache, found)
             del out[name + TRANSFORM_SUFFIX]
+        values |= dict(zip(weight_names(func), results, strict=True))
     raise_errors(found)
-    return out, packed
+    return out, {name: _as_tensor(value) for name, value in values.items()}
 
 
 def _evaluate(
     transform: relax.Function,
-    params: Mapping[str, Tensor],
+    params: Mapping[str, Array],
     cache: dict[tuple[str, str], tuple[Tensor, ...]],
     found: list[Diagnostic],
-) -> list[Tensor | None]:
+) -> list[Array | None]:
     """What a transform function returns; `cache` keeps packed weights for the other functions."""
     sources = [str(name) for name in transform.attrs[SOURCE_NAMES]]
     names: dict[relax.Var, str] = {}
@@ -126,11 +146,11 @@ def _evaluate(
 
 
 def _pack(
-    name: str, call: relax.Call, weight: Tensor, found: list[Diagnostic]
+    name: str, call: relax.Call, weight: Array, found: list[Diagnostic]
 ) -> tuple[Tensor, ...]:
     layout = layout_of(call)
     _LOG.info("packing %s", name)
-    array = np.from_dlpack(weight) if weight.device.dlpack_device_type() == _CPU else weight.numpy()
+    array = _as_numpy(weight)
     try:
         parts = pack(array.T if call.attrs["transposed"] else array, layout.spec, layout.lanes)
     except ValueError as error:
@@ -139,7 +159,7 @@ def _pack(
     return tuple(tvm.runtime.tensor(part) for part in parts)
 
 
-def _mismatch(function: str, argument: relax.Var, value: Tensor | None) -> list[Diagnostic]:
+def _mismatch(function: str, argument: relax.Var, value: Array | None) -> list[Diagnostic]:
     expected = argument.ty
     if value is None:
         message = f"no parameter `{argument.name}` is given; {function} takes it as {expected}"
@@ -163,7 +183,7 @@ def _unknown(name: str, taken: set[str]) -> Diagnostic:
     return Diagnostic.error("params-unknown", f"no function takes a parameter `{name}`", help=hint)
 
 
-def _out_of_order(name: str, func: relax.Function, params: Mapping[str, Tensor]) -> Diagnostic:
+def _out_of_order(name: str, func: relax.Function, params: Mapping[str, Array]) -> Diagnostic:
     order = ", ".join(f"{a.name} (parameter)" if a.name in params else a.name for a in func.params)
     return Diagnostic.error(
         "params-before-inputs",
@@ -173,13 +193,20 @@ def _out_of_order(name: str, func: relax.Function, params: Mapping[str, Tensor])
     )
 
 
-def _tensor(value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
+def _from_dlpack(value: Any) -> Array:
+    """The same memory; TVM wants it aligned to 64 bytes, NumPy lacks bfloat16."""
+    try:
+        return tvm.runtime.from_dlpack(value)
+    except RuntimeError:
+        return np.from_dlpack(value)
+
+
+def _as_tensor(value: Array) -> Tensor:
+    return value if isinstance(value, Tensor) else tvm.runtime.tensor(np.ascontiguousarray(value))
+
+
+def _as_numpy(value: Array) -> np.ndarray:
     if isinstance(value, np.ndarray):
-        return tvm.runtime.tensor(np.ascontiguousarray(value))
-    if hasattr(value, "__dlpack__"):
-        return tvm.runtime.from_dlpack(value.detach() if hasattr(value, "detach") else value)
-    raise SitsError([Diagnostic.error(
-        "params-type", f"a parameter is a {type(value).__name__}; expected a tensor or an array",
-    )])  # fmt: skip
+        return value
+    on_cpu = value.device.dlpack_device_type() == _CPU
+    return np.from_dlpack(value) if on_cpu else value.numpy()

@@ -57,7 +57,7 @@ def readme_blocks() -> list[str]:
 
 
 def test_readme_code_runs(tmp_path: Path) -> None:
-    """All Python blocks of README.md in order, as one program; the second is what the pass makes."""
+    """All Python blocks of README.md in order, as one program; the second shows the pass."""
     blocks = readme_blocks()
     assert len(blocks) == 3
     check = (

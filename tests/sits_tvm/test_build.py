@@ -1,0 +1,285 @@
+"""build, lower and check: numbers, reports, and errors that name what is wrong."""
+
+import gc
+import math
+import re
+import resource
+
+import numpy as np
+import pytest
+import torch
+import tvm
+import tvm_ffi
+from small_modules import Mlp, mlp_params, mlp_reference, one_function, without_num_input
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import tirx as T
+
+import sits_tvm
+from sits_tvm import Config, QuantSpec, Report, SitsError
+
+CPU = "llvm -mcpu=native"
+G32 = QuantSpec(group_size=32, symmetric=False)
+QUANT = Config(quant=G32)
+MATRIX = relax.TensorType((64, 64), "float32")
+
+
+def codes(diagnostics):
+    return [diagnostic.code for diagnostic in diagnostics]
+
+
+def refused(*args, **options):
+    with pytest.raises(SitsError) as raised:
+        sits_tvm.build(*args, **options)
+    return raised.value.diagnostics
+
+
+def run(executable, *inputs, function="main"):
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    return vm[function](*inputs, *executable.params_for(function)).numpy()
+
+
+@pytest.mark.parametrize("quant", [None, G32, QuantSpec(group_size=-1)], ids=str)
+def test_right_for_every_batch_and_length(rng, quant):
+    params = mlp_params(rng)
+    executable = sits_tvm.build(Mlp, CPU, params=params, config=Config(quant=quant))
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    for shape in ((1, 1), (1, 7), (3, 16), (2, 0)):
+        x = rng.standard_normal((*shape, 64)).astype("float32")
+        got = vm["main"](tvm.runtime.tensor(x), *executable.param_list).numpy()
+        want = mlp_reference(x, params, quant)
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max(initial=1))
+
+
+@pytest.mark.parametrize("given", ["numpy", "torch", "tvm"])
+def test_takes_tensors_of_any_library(rng, given):
+    params = mlp_params(rng)
+    make = {"numpy": np.asarray, "torch": torch.from_numpy, "tvm": tvm.runtime.tensor}[given]
+    executable = sits_tvm.build(Mlp, CPU, params={k: make(v) for k, v in params.items()})
+    x = rng.standard_normal((1, 3, 64)).astype("float32")
+    np.testing.assert_allclose(run(executable, x), mlp_reference(x, params), atol=1e-3)
+
+
+def test_does_not_change_its_input(rng):
+    digest, params = tvm_ffi.structural_hash(Mlp), mlp_params(rng)
+    before = {name: value.copy() for name, value in params.items()}
+    sits_tvm.build(Mlp, CPU, params=params, config=QUANT)
+    assert tvm_ffi.structural_hash(Mlp) == digest
+    for name, value in params.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_params_mark_weights_where_num_input_is_missing(rng):
+    params = mlp_params(rng)
+    executable = sits_tvm.build(without_num_input(Mlp), CPU, params=params, config=QUANT)
+    assert [row.name for row in executable.report.quantized] == ["up", "down"]
+    x = rng.standard_normal((1, 2, 64)).astype("float32")
+    want = mlp_reference(x, params, G32)
+    np.testing.assert_allclose(run(executable, x), want, atol=2e-6 * np.abs(want).max())
+
+
+def test_without_params_the_executable_packs_them_itself(rng):
+    params = mlp_params(rng)
+    config = Config(quant=G32)
+    built = sits_tvm.build(Mlp, CPU, config=config)
+    vm = relax.VirtualMachine(built, tvm.cpu())
+    packed = vm["main_transform_params"]([tvm.runtime.tensor(value) for value in params.values()])
+    expected = sits_tvm.build(Mlp, CPU, params=params, config=config).param_list
+    for ours, theirs in zip(packed, expected, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    with pytest.raises(KeyError, match=r"built without parameters.*main_transform_params"):
+        _ = built.param_list
+
+
+def test_reports_what_it_did(rng):
+    report = sits_tvm.build(Mlp, CPU, params=mlp_params(rng), config=QUANT).report
+    assert [(row.name, row.shape) for row in report.quantized] == [
+        ("up", (128, 64)),
+        ("down", (64, 128)),
+    ]
+    assert report.skipped == []
+    assert {"Matmul", "CpuFallback"} == {kernel.family for kernel in report.kernels}
+    names = [run.name for run in report.passes]
+    assert (
+        names.index("QuantizeMatmulWeights")
+        < names.index("LegalizeOps")
+        < names.index("ApplySchedules")
+    )
+    changed = {run.name for run in report.passes if run.changed}
+    assert "QuantizeMatmulWeights" in changed
+    assert "LowerAttention" not in changed
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_lower_stops_before_code_generation():
+    lowered, report = sits_tvm.lower(Mlp, CPU, config=QUANT)
+    functions = {v.name_hint: f for v, f in lowered.functions_items()}
+    assert {"main", "main_transform_params"} <= set(functions)
+    kernels = [f for f in functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert kernels
+    assert all(f.attrs["tirx.is_scheduled"] for f in kernels if f.attrs["sits.rule"] != "none")
+    assert len(kernels) == len(report.kernels)
+
+
+def test_no_kernel_holds_a_whole_float_weight():
+    """INT4 kernels read codes and allocate less than a weight; Relax plans no room for one."""
+    lowered, _ = sits_tvm.lower(Mlp, CPU, params=mlp_params(np.random.default_rng(0)), config=QUANT)
+    kernels = {v.name_hint: f for v, f in lowered.functions_items() if "int4" in v.name_hint}
+    assert len(kernels) == 2
+    for kernel in kernels.values():
+        assert "uint32" in [str(p.ty.dtype) for p in kernel.params]
+        assert float_buffers(kernel)
+        assert max(float_buffers(kernel)) < 64 * 128
+    with sits_tvm.parse_target(CPU):
+        planned = relax.get_default_pipeline(sits_tvm.parse_target(CPU))(lowered)
+    storage = re.findall(r"alloc_storage\(R.shape\(\[(.*?)\]\)", planned["main"].script())
+    assert storage
+    assert not [size for size in storage if size.isdigit() and int(size) >= 4 * 64 * 128]
+
+
+def float_buffers(kernel):
+    """Elements of every buffer that a kernel allocates, as its script shows them."""
+    shapes = re.findall(r"alloc_buffer\(\(([\d, ]+)\)", kernel.script())
+    return [
+        math.prod(int(extent) for extent in shape.split(",") if extent.strip()) for shape in shapes
+    ]
+
+
+def test_peak_memory_of_the_build():
+    """RSS rises by less than half of the float bytes, the inputs not counted."""
+    n, layers = 2048, 8
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, n), "float32"))
+    weights = [relax.Var(f"w{i}", relax.TensorType((n, n), "float32")) for i in range(layers)]
+    with bb.function("main", [x, *weights], attrs={"num_input": 1}):
+        with bb.dataflow():
+            y = x
+            for weight in weights:
+                y = bb.emit(relax.op.matmul(y, weight))
+            y = bb.emit_output(y)
+        bb.emit_func_output(y)
+    mod = bb.get()
+    params = {f"w{i}": np.full((n, n), 0.5, "float32") for i in range(layers)}
+    sits_tvm.build(Mlp, CPU, config=QUANT)  # warm up code that stays loaded
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sits_tvm.build(mod, CPU, params=params, config=QUANT)
+    rise = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    assert rise < 0.5 * layers * n * n * 4
+
+
+def test_check_changes_nothing_and_says_the_same():
+    digest = tvm_ffi.structural_hash(Mlp)
+    assert sits_tvm.check(Mlp, CPU, config=QUANT) == []
+    found = sits_tvm.check(without_num_input(Mlp), CPU, config=QUANT)
+    assert codes(found) == ["not-a-weight", "not-a-weight", "nothing-to-quantize"]
+    assert tvm_ffi.structural_hash(Mlp) == digest
+
+
+def test_tvm_compile_with_the_registered_pipeline(rng):
+    params = mlp_params(rng)
+    built = tvm.compile(Mlp, sits_tvm.parse_target(CPU), relax_pipeline="sits")
+    x = rng.standard_normal((1, 2, 64)).astype("float32")
+    vm = relax.VirtualMachine(built, tvm.cpu())
+    got = vm["main"](x, *[tvm.runtime.tensor(value) for value in params.values()]).numpy()
+    np.testing.assert_allclose(got, mlp_reference(x, params), atol=1e-3)
+
+
+def test_get_pipeline_fills_the_report(rng):
+    report = Report()
+    pipeline = relax.get_pipeline("sits", config=QUANT, report=report)
+    tvm.compile(Mlp, sits_tvm.parse_target(CPU), relax_pipeline=pipeline)
+    assert [row.name for row in report.quantized] == ["up", "down"]
+    assert report.kernels
+
+
+def test_dump_dir_and_verify(tmp_path):
+    sits_tvm.lower(Mlp, CPU, config=Config(quant=G32, dump_dir=tmp_path / "ir", verify=True))
+    assert any("QuantizeMatmulWeights" in path.name for path in (tmp_path / "ir").iterdir())
+
+
+@pytest.mark.parametrize("mod", [None, "model.onnx", 3])
+def test_refuses_what_is_no_module(mod):
+    (found,) = refused(mod, CPU)
+    assert found.code == "not-a-module"
+    assert type(mod).__name__ in found.message
+
+
+def test_refuses_a_module_without_a_public_function():
+    @I.ir_module(s_tir=True)
+    class OnlyTir:
+        @T.prim_func(s_tir=True, private=True)
+        def kernel(x: T.Buffer((4,), "float32"), y: T.Buffer((4,), "float32")):
+            for i in range(4):
+                with T.sblock("copy"):
+                    v = T.axis.spatial(4, i)
+                    y[v] = x[v]
+
+    for mod in (OnlyTir, tvm.IRModule({})):
+        (found,) = refused(mod, CPU)
+        assert found.code == "no-public-function"
+
+
+def test_refuses_quant_with_nothing_to_quantize():
+    mod = one_function(lambda bb, x: relax.op.add(x, x), MATRIX)
+    found = refused(mod, CPU, config=QUANT)
+    assert codes(found) == ["nothing-to-quantize"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_refuses_weights_that_are_not_finite_all_at_once(rng, bad):
+    params = mlp_params(rng)
+    params["up"][3, 5] = params["down"][1, 1] = bad
+    found = refused(Mlp, CPU, params=params, config=QUANT)
+    assert codes(found) == ["weight-not-quantizable"] * 2
+    assert ["up" in found[0].message, "down" in found[1].message] == [True, True]
+
+
+def test_refuses_params_that_do_not_fit(rng):
+    params = mlp_params(rng)
+    del params["bias"]
+    params["up"] = params["up"][:, :32]
+    params["down"] = params["down"].astype("float16")
+    params["dwon"] = params["up"]
+    found = refused(Mlp, CPU, params=params)
+    assert codes(found) == [
+        "params-mismatch",
+        "params-missing",
+        "params-mismatch",
+        "params-unknown",
+    ]
+    assert "(128, 32)" in found[0].message
+    assert "float16" in found[2].message
+    assert found[3].help == "did you mean `down`?"
+
+
+def test_refuses_params_before_inputs(rng):
+    mod = one_function(lambda bb, w, x: relax.op.matmul(x, w), MATRIX, MATRIX)
+    (found,) = refused(mod, CPU, params={"a0": np.zeros((64, 64), "float32")})
+    assert found.code == "params-before-inputs"
+
+
+def test_refuses_a_param_that_is_no_tensor(rng):
+    (found,) = refused(Mlp, CPU, params={**mlp_params(rng), "bias": [0.0] * 128})
+    assert found.code == "params-type"
+    assert "`bias`" in found.message
+
+
+def test_refuses_int4_tensors_by_name():
+    mod = one_function(
+        lambda bb, x: relax.op.astype(bb.emit(relax.op.astype(x, "int4")), "float32"), MATRIX
+    )
+    found = refused(mod, CPU)
+    assert all("int4" in diagnostic.message for diagnostic in found)
+
+
+@pytest.mark.parametrize("target", ["cuda", "cuda -arch=sm_9999", "llvm -mcpu=bogus", "lvm", 7])
+def test_refuses_targets_by_value(target):
+    found = refused(Mlp, target)
+    assert str(target).rpartition("=")[2] in " ".join(d.message for d in found)
+
+
+def test_warns_of_a_target_that_this_machine_cannot_run():
+    report = sits_tvm.build(Mlp, {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}).report
+    assert "target-not-this-machine" in codes(report.diagnostics)
