@@ -17,6 +17,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, BufferStore, Expr, For, ForKind, SeqStmt, Stmt, Var
 
+from .split_ranges import is_branch, split_at_branches
 from .vector_math import vectorizable_math
 
 
@@ -70,12 +71,27 @@ class _LeafLoops:
         """for j: a[j] = e  ->  for jo: a[jo:jo+lanes] = e; for jt: a[jt] = e."""
         if len(loops) > 1 or leaf.block.init is not None or loops[0] not in _spatial(loops, leaf):
             return None
-        store, width = _inlined(leaf.block.body, leaf), self.width(loops[0].extent)
-        if not isinstance(store, BufferStore) or width is None:
+        store = _inlined(leaf.block.body, leaf)
+        if not isinstance(store, BufferStore):
             return None
-        lane = Var("lane", loops[0].loop_var.ty.dtype)
-        full = self.lanewise(loops, width, lane, store)
-        return None if full is None else _seq([full, _tail(store, loops, width)])
+        parts = split_at_branches(loops[0], store, self.analyzer)
+        vectors = [self.part(loops[0].loop_var, *part) for part in parts]
+        if not any(vectors):
+            return None
+        return _seq([
+            vector or _serial(loops[0].loop_var, *part)
+            for vector, part in zip(vectors, parts, strict=True)
+        ])  # fmt: skip
+
+    def part(self, old: Var, first: Expr, extent: Expr, store: BufferStore) -> Stmt | None:
+        """`extent` iterations from `first` in vectors and a tail, or None."""
+        width = self.width(extent)
+        if width is None:
+            return None
+        loop = _serial(old, first, extent, store)
+        self.analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, extent))
+        full = self.lanewise([loop], width, Var("lane", old.ty.dtype), loop.body)
+        return None if full is None else _seq([full, _tail(loop.body, [loop], width)])
 
     def reduction(self, loops: list[For], leaf: SBlockRealize) -> Stmt | None:
         """Start before the loops, not inside them; in partial results per lane where possible."""
@@ -246,22 +262,13 @@ def _is_vectorizable(stmt: Stmt, lane: Var, analyzer: Analyzer) -> bool:
         nonlocal ok
         ok = ok and _is_contiguous(load.indices, lane, analyzer)
 
-    def branch(call: Call) -> None:
+    def call(node: Call) -> None:
         nonlocal ok
-        name = getattr(call.op, "name", "")
-        ok = ok and name.startswith("tirx.") and name not in _SCALAR_CALLS
-        ok = ok and not (name == "tirx.if_then_else" and _uses(call.args[0], lane))
+        ok = ok and not node.op.name.startswith("tirx.call_")
+        ok = ok and not (is_branch(node) and _uses(node.args[0], lane))
 
-    tvm_ffi.structural_walk(stmt, [(TensorLoad, access), (Call, branch)])
+    tvm_ffi.structural_walk(stmt, [(TensorLoad, access), (Call, call)])
     return ok and _is_contiguous(stmt.indices, lane, analyzer, must=True)
-
-
-_SCALAR_CALLS = (
-    "tirx.call_extern",
-    "tirx.call_packed",
-    "tirx.tvm_call_packed",
-    "tirx.tvm_access_ptr",
-)
 
 
 def _is_contiguous(
@@ -283,7 +290,7 @@ def _simplify(stmt: BufferStore, analyzer: Analyzer) -> BufferStore:
         return BufferLoad(node.source, [analyzer.simplify(index) for index in node.indices])
 
     def branch(call: Call) -> Expr:
-        if getattr(call.op, "name", "") != "tirx.if_then_else":
+        if not is_branch(call):
             return call
         condition, yes, no = call.args
         return tirx.if_then_else(analyzer.simplify(condition), yes, no)
@@ -297,6 +304,13 @@ def _vector_loop(lane: Var, width: int, body: Stmt) -> Stmt:
     var = Var("lane", lane.ty.dtype)
     kind = ForKind.VECTORIZED if width > 1 else ForKind.SERIAL
     return For(var, _zero(lane), _int(width, lane), kind, _substitute(body, {lane: var}))
+
+
+def _serial(old: Var, first: Expr, extent: Expr, store: BufferStore) -> For:
+    """for old in first...first + extent, as a loop from zero."""
+    var = Var(old.name, old.ty.dtype)
+    index = var if _is_const(first, 0) else first + var
+    return For(var, _zero(old), extent, ForKind.SERIAL, _substitute(store, {old: index}))
 
 
 def _nest(loops: Sequence[For], body: Stmt) -> Stmt:

@@ -9,7 +9,7 @@ from math import prod
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call, Op, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer
@@ -19,15 +19,9 @@ from tvm.tirx import BufferStore, Expr, For, ForKind, Stmt, Var
 _INLINE_NODES = 400
 # Stands for a symbolic extent in estimates of work.
 _UNKNOWN_EXTENT = 1024
-_CHEAP_CALLS = (
-    "tirx.if_then_else", "tirx.likely", "tirx.fabs", "tirx.isnan", "tirx.reinterpret",
-    "tirx.shift_left", "tirx.shift_right", "tirx.bitwise_and", "tirx.bitwise_or",
-    "tirx.bitwise_xor", "tirx.bitwise_not",
-)  # fmt: skip
-_IMPURE_CALLS = (
-    "tirx.call_extern", "tirx.call_packed", "tirx.call_cpacked", "tirx.tvm_call_packed",
-    "tirx.tvm_access_ptr", "tirx.address_of", "tirx.tvm_storage_sync",
-)  # fmt: skip
+_CHEAP_CALLS = ("prim.if_then_else", "prim.likely", "tirx.fabs", "tirx.isnan", "tirx.reinterpret")
+# TCallEffectKind: 0 an annotation, 1 pure; above that memory or state is involved.
+_PURE = 1
 
 
 @dataclass(frozen=True)
@@ -151,8 +145,8 @@ def _is_plain_leaf(block: SBlock) -> bool:
     if block.alloc_buffers or block.match_buffers:
         return False
     stores = _collect(block.body, BufferStore)
-    impure = any(_name(call) in _IMPURE_CALLS for call in _collect(block.body, Call))
-    return not impure and all(_writes_once(block, store, is_reduction) for store in stores)
+    pure = all(map(_is_pure, _collect(block.body, Call)))
+    return pure and all(_writes_once(block, store, is_reduction) for store in stores)
 
 
 def _writes_once(block: SBlock, store: BufferStore, is_reduction: bool) -> bool:
@@ -226,6 +220,11 @@ def _moves(access: TensorLoad | BufferStore, var: Var) -> int | None:
 
 def _position(indices: list[Expr], var: Var) -> int | None:
     return next((i for i, index in enumerate(indices) if index.same_as(var)), None)
+
+
+def _is_pure(call: Call) -> bool:
+    effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, Op) else None
+    return effect is not None and int(effect) <= _PURE and _name(call) != "tirx.address_of"
 
 
 def _name(call: Call) -> str:

@@ -38,6 +38,22 @@ def guarded(x: T.Buffer((37,), "float32"), y: T.Buffer((37,), "float32")):
 
 
 @T.prim_func(s_tir=True)
+def alternating(x: T.Buffer((37,), "float32"), y: T.Buffer((37,), "float32")):
+    for i in range(37):
+        with T.sblock("alternating"):
+            v = T.axis.spatial(37, i)
+            y[v] = T.if_then_else(v % 2 < 1, x[v], T.float32(1))
+
+
+@T.prim_func(s_tir=True)
+def window(x: T.Buffer((37,), "float32"), y: T.Buffer((37,), "float32")):
+    for i in range(37):
+        with T.sblock("window"):
+            v = T.axis.spatial(37, i)
+            y[v] = T.if_then_else(v >= 3 and v < 30, x[v - 3], T.float32(1))
+
+
+@T.prim_func(s_tir=True)
 def predicated(x: T.Buffer((37,), "float32"), y: T.Buffer((37,), "float32")):
     for i in range(40):
         with T.sblock("predicated"):
@@ -80,6 +96,8 @@ REFERENCES = {
     scale: lambda x: x * 2,
     reverse: lambda x: x[::-1],
     guarded: lambda x: np.where(np.arange(37) < 5, x, 1),
+    alternating: lambda x: np.where(np.arange(37) % 2 < 1, x, 1),
+    window: lambda x: np.concatenate([np.ones(3), x[:27], np.ones(7)]),
     predicated: lambda x: x,
     total: lambda x: [3 + x.sum()],
     largest: lambda x: [max(0.5, x.max())],
@@ -113,9 +131,17 @@ def test_contiguous_loops_and_sums_become_vectors():
     assert vectors(vectorize_leaf_loops(total, 16)) == [2, 4, 8, 16, 16]
 
 
-@pytest.mark.parametrize("func", [reverse, guarded, predicated])
+@pytest.mark.parametrize("func", [reverse, alternating, predicated])
 def test_leaves_alone_what_would_not_be_a_vector(func):
     tvm.ir.assert_structural_equal(vectorize_leaf_loops(func, 16), func)
+
+
+def test_splits_a_loop_where_its_branch_changes_sides():
+    """So that no part has a branch: 5 + 32 iterations, and 3 + 27 + 7."""
+    for func, lanes in ((guarded, [16]), (window, [16])):
+        rewritten = vectorize_leaf_loops(func, 16)
+        assert vectors(rewritten) == lanes
+        assert "if_then_else" not in rewritten.script()
 
 
 def test_a_reduction_without_lanes_starts_before_its_loop():
