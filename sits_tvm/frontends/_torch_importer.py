@@ -8,9 +8,8 @@ collected; a value of the right type stands in, so that one run finds them all. 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import sympy
@@ -29,6 +28,8 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from sits_tvm.diagnostics import Diagnostic, raise_errors
 from sits_tvm.frontends._torch_converters import CONVERTERS
+from sits_tvm.frontends._torch_nodes import WatchedCall, source_line
+from sits_tvm.frontends._torch_types import Types, same_shape, shapes_differ, to_tvm
 
 _KEPT_WHOLE = ("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention")
 _LARGE_BUFFER = 1 << 16
@@ -64,7 +65,7 @@ class Importer(ExportedProgramImporter):
         self.extra = extra
         self.errors: list[Diagnostic] = []
         self.unsupported: dict[str, list[torch.fx.Node]] = {}
-        self.symbols: dict[str, tirx.Var] = {}
+        self.types = Types()
         super().__init__()
 
     def create_convert_map(self) -> dict[str, Callable]:
@@ -158,13 +159,13 @@ class Importer(ExportedProgramImporter):
                 self.env[node] = spec.arg.value
             elif not isinstance(spec.arg, TensorArgument):
                 val = node.meta.get("val")
-                self.env[node] = self.dim(val) if isinstance(val, torch.SymInt) else None
+                self.env[node] = self.types.dim(val) if isinstance(val, torch.SymInt) else None
             elif spec.kind is InputKind.USER_INPUT:
-                inputs[node.name] = relax.Var(node.name, self.type_of(node.meta["val"]))
+                inputs[node.name] = relax.Var(node.name, self.types.of(node.meta["val"]))
             elif node.users:
                 tensor = _tensor(program, spec)
                 name = names.get(_identity(tensor), spec.target)
-                entry = (relax.Var(name, self.type_of(tensor)), name, tensor)
+                entry = (relax.Var(name, self.types.of(tensor)), name, tensor)
                 if _is_parameter(spec, tensor):
                     params[node.name] = seen.setdefault(_identity(tensor), entry)
                 else:
@@ -215,13 +216,13 @@ class Importer(ExportedProgramImporter):
         if any(self.env.get(arg) is _FAILED for arg in node.all_input_nodes):
             return self._stand_in(val)
         if isinstance(val, int | torch.SymInt) and name not in _READS_A_VALUE:
-            return self.dim(val)
+            return self.types.dim(val)
         if isinstance(val, torch.SymBool) or name in _GUARDS:
             return None
         if convert is None:
             self.unsupported.setdefault(name, []).append(node)
             return self._stand_in(val)
-        call = _Call(node) if node.kwargs else node
+        call = WatchedCall(node) if node.kwargs else node
         try:
             out = self._match(node, convert(call), val)
         except Exception as error:
@@ -245,16 +246,16 @@ class Importer(ExportedProgramImporter):
         """`out` with torch's type; an error where the two cannot both be right."""
         is_tensor = isinstance(out, relax.Expr) and isinstance(out.ty, relax.TensorType)
         if isinstance(val, torch.SymInt) and tvm.ir.is_prim_var(out):
-            self.symbols[str(val.node.expr)] = out
+            self.types.symbols[str(val.node.expr)] = out
         if not is_tensor or not isinstance(val, torch.Tensor):
             return out
-        want = self.type_of(val)
+        want = self.types.of(val)
         have = out.ty.shape
-        if out.ty.dtype != want.dtype or _differ(have, want.shape):
+        if out.ty.dtype != want.dtype or shapes_differ(have, want.shape):
             name = node.target.__name__
             self._error("op-type", f"{name}: imported as {out.ty}, torch says {want}", node)
             return self._stand_in(val)
-        if isinstance(have, relax.ShapeExpr) and _same(have, want.shape):
+        if isinstance(have, relax.ShapeExpr) and same_shape(have, want.shape):
             return out
         return self.block_builder.match_cast(out, want)
 
@@ -262,37 +263,13 @@ class Importer(ExportedProgramImporter):
         """Something of the right type, to go on with after an error."""
         if isinstance(val, torch.Tensor):
             try:
-                ty = self.type_of(val)
+                ty = self.types.of(val)
             except NotImplementedError:
                 return _FAILED
             return self.block_builder.emit(relax.op.zeros(ty.shape, str(ty.dtype)))
         if isinstance(val, tuple | list):
             return tuple(self._stand_in(v) for v in val)
-        return self.dim(val) if isinstance(val, int | torch.SymInt) else _FAILED
-
-    # Types
-
-    def type_of(self, tensor: torch.Tensor) -> relax.TensorType:
-        shape = [self.dim(d) for d in tensor.shape]
-        return relax.TensorType(shape, self._convert_data_type(tensor.dtype))
-
-    def dim(self, value: int | torch.SymInt) -> int | tirx.Expr:
-        """A torch dimension as an int or a symbolic int64."""
-        expr = value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(int(value))
-        found = self._sympy(expr)
-        return int(found) if isinstance(found, tirx.IntImm) else found
-
-    def _sympy(self, expr: sympy.Expr) -> tirx.Expr:
-        if isinstance(expr, sympy.Integer):
-            return tirx.IntImm("int64", int(expr))
-        if isinstance(expr, sympy.Symbol):
-            return self.symbols.setdefault(str(expr), tirx.Var(str(expr), "int64"))
-        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
-            return self._sympy(sympy.Mul(*[expr.base] * int(expr.exp), evaluate=False))
-        combine = _SYMPY.get(type(expr).__name__)
-        if combine is None:
-            raise NotImplementedError(f"a dimension of the form {expr}")
-        return tvm.sym.Analyzer().simplify(reduce(combine, map(self._sympy, expr.args)))
+        return self.types.dim(val) if isinstance(val, int | torch.SymInt) else _FAILED
 
     # Errors
 
@@ -321,51 +298,6 @@ class Importer(ExportedProgramImporter):
         )
 
 
-class _Call:
-    """A node whose keywords know whether they were read."""
-
-    def __init__(self, node: torch.fx.Node) -> None:
-        self._node, self.kwargs = node, _Keywords(node.kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._node, name)
-
-
-class _Keywords(dict):
-    def __init__(self, kwargs: Mapping[str, Any]) -> None:
-        super().__init__(kwargs)
-        self.read: set[str] = set()
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
-
-def source_line(node: torch.fx.Node) -> str:
-    """The line of the model's source that made `node`, as ``file:line: code``."""
-    frames = [f for f in (node.meta.get("stack_trace") or "").split("File ") if f.strip()]
-    if not frames:
-        return node.format_node() or node.name
-    where, _, code = frames[-1].partition("\n")
-    file, _, line = where.partition(", line ")
-    return f"{file.strip(chr(34))}:{line.split(',')[0]}: {code.strip().splitlines()[0].strip()}"
-
-
-def to_tvm(tensor: torch.Tensor) -> tvm.runtime.Tensor:
-    """The tensor on the CPU, without a copy where it is compact and aligned to 64 bytes."""
-    tensor = tensor.detach().cpu()
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    if tensor.data_ptr() % 64:
-        tensor = tensor.clone()
-    return tvm.runtime.from_dlpack(tensor)
-
-
 def _with_importer(convert: Callable, importer: Importer, node: torch.fx.Node) -> Any:
     return convert(node, importer)
 
@@ -387,33 +319,3 @@ def _identity(tensor: torch.Tensor) -> tuple:
     if tensor.numel() == 0:
         return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _same(have: Any, want: Any) -> bool:
-    prove = tvm.sym.Analyzer().can_prove_equal
-    return len(have) == len(want) and all(prove(a, b) for a, b in zip(have, want, strict=True))
-
-
-def _differ(have: Any, want: Any) -> bool:
-    if not isinstance(have, relax.ShapeExpr):
-        return False
-    if len(have) != len(want):
-        return True
-    pairs = zip(have, want, strict=True)
-    return any(
-        isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm) and int(a) != int(b)
-        for a, b in pairs
-    )
-
-
-_SYMPY: dict[str, Callable] = {
-    "Add": operator.add,
-    "Mul": operator.mul,
-    "FloorDiv": tirx.floordiv,
-    "CleanDiv": tirx.floordiv,
-    "CeilDiv": tirx.ceildiv,
-    "Mod": tirx.floormod,
-    "PythonMod": tirx.floormod,
-    "Max": tirx.max,
-    "Min": tirx.min,
-}

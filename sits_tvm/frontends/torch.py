@@ -69,11 +69,9 @@ def from_torch(
     if example_inputs is None:
         raise _usage("a module needs example inputs", "from_torch(module, (example_input,))")
     args, kwargs = _arguments(example_inputs)
-    with torch.no_grad():
-        program = torch.export.export(
-            module_or_exported_program, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
-        )
-    return convert_exported_program(program)
+    return convert_exported_program(
+        _export(module_or_exported_program, args, kwargs, dynamic_shapes)
+    )
 
 
 def convert_exported_program(
@@ -96,6 +94,22 @@ def convert_exported_program(
         mod = tvm.transform.Sequential(list(IMPORT_FIXES))(mod)
     raise_errors(found)
     return mod, params
+
+
+def _export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    import torch
+
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception as error:
+        help = "make torch.export.export(module, args, dynamic_shapes=…, strict=False) work first"
+        found = f"torch.export: {type(error).__name__}: {error}"
+        raise SitsError([Diagnostic.error("torch-export-failed", found, help=help)]) from error
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
