@@ -30,13 +30,6 @@ class Toolkit:
     nvcc: Path
     nvdisasm: Path | None
 
-    @property
-    def version(self) -> str:
-        """Such as "13.5.37", or "" if nvcc does not run."""
-        done = subprocess.run([str(self.nvcc), "--version"], capture_output=True, text=True)
-        found = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
-        return found[1] if found else ""
-
 
 def find_toolkit() -> Toolkit | None:
     """The PyPI packages of this environment, else ``$CUDA_HOME``, ``$CUDA_PATH``, ``$PATH``."""
