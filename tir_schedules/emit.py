@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
@@ -11,7 +12,7 @@ from tvm.tirx.script import builder as T
 
 from .contraction import LANES, Contraction, Point
 
-Index = tirx.Expr | int
+Index: TypeAlias = tirx.Expr | int
 
 
 def int64(value: Index) -> tirx.Expr:

@@ -51,7 +51,7 @@ def gemm(product: Contraction, tile: Tile) -> None:
     with parallel(product.batch.extent * panels) as task:
         outer, inner = split(task, panels)
         batch, first = product.batch.at(outer), T.Bind(inner * (tile.panel * LANES))
-        panel = scratch(tile.panel, _padded_k(product), LANES)
+        panel = scratch(tile.panel, product.padded_k, LANES)
         result = scratch(tile.rows, tile.vectors * LANES)
         _pack(product, batch, first, panel)
         width = tile.vectors * LANES
@@ -111,12 +111,6 @@ def _left_operand(product: Contraction):  # type: ignore[no-untyped-def]
             depth = whole * LANES + rest
             T.buffer_store(copy, read(batch, row, depth), [r, depth])
     return lambda batch, row, depth: copy[product.batch.index(batch) * rows + row, depth]
-
-
-def _padded_k(product: Contraction) -> tirx.Expr:
-    if isinstance(product.rhs, Int4Weight):
-        return product.rhs.codes.shape[1] * CODES_PER_WORD
-    return product.reduction.dom.extent
 
 
 def _pack(product: Contraction, batch: Point, first: tirx.Expr, panel: tirx.Buffer) -> None:

@@ -7,13 +7,20 @@ from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from .contraction import Contraction, Int4Weight, recognise
-from .emit import LANES, primfunc
+from .contraction import LANES, Contraction
+from .emit import primfunc
 from .gemm import Tile, gemm
 from .gemv import Streams, gemv
+from .recognise import recognise
 
 _PANEL_BYTES = 1 << 20
 """Half of a usual L2 cache."""
+
+_WIDEST_PANEL, _SYMBOLIC_PANEL = 8, 4
+"""Vectors of 16 columns in a panel at most, and where k is symbolic."""
+
+_DEFAULT_CORES = 8
+"""Where the target has no num-cores."""
 
 
 class Matmul(ScheduleRule):
@@ -55,14 +62,25 @@ def _few_or_many(product: Contraction, target: Target, one: bool) -> None:
 
 def _tile(product: Contraction, target: Target) -> Tile:
     rows, vectors = {512: (12, 2), 256: (6, 1), 128: (3, 1)}[_vector_bits(target)]
-    depth = product.reduction.dom.extent
-    if isinstance(product.rhs, Int4Weight):
-        depth = product.rhs.codes.shape[1] * 8
-    fits = 8
+    depth, columns = product.padded_k, product.column.dom.extent
+    fits = _SYMBOLIC_PANEL
     if isinstance(depth, tirx.IntImm):
-        fits = _PANEL_BYTES // (4 * LANES * max(1, depth.value))
-    panel = max(1, min(8, fits) // vectors) * vectors
-    return Tile(rows, vectors, panel)
+        fits = min(_WIDEST_PANEL, _PANEL_BYTES // (4 * LANES * max(1, depth.value)))
+    widths = range(vectors, max(vectors, fits) + 1, vectors)
+    if not isinstance(columns, tirx.IntImm):
+        return Tile(rows, vectors, widths[-1])
+    cores = int(target.attrs.get("num-cores", _DEFAULT_CORES))
+    return Tile(rows, vectors, _balanced(-(-columns.value // LANES), widths, cores))
+
+
+def _balanced(columns: int, widths: range, cores: int) -> int:
+    """The width of panels that leaves the busiest core the fewest columns; the widest of equals."""
+
+    def columns_of_busiest(width: int) -> int:
+        panels = -(-columns // width)
+        return -(-panels // cores) * width
+
+    return min(reversed(widths), key=columns_of_busiest)
 
 
 def _streams(target: Target) -> Streams:

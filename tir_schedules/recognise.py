@@ -1,0 +1,244 @@
+"""Recognise a matrix product in a PrimFunc, by its structure: the names of blocks do not matter.
+
+Elementwise blocks before the product are inlined into its operands, those after it become stages of
+the epilogue. Everything that is not understood makes `recognise` return None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
+
+from .contraction import LANES, Axes, Contraction, Int4Weight, Point, Stage, loads, substitute
+from .int4_matmul import DEQUANTIZE
+
+_FLOATS = ("float32", "float16")
+Producer = tuple[Sequence[tirx.Var], tirx.Expr]
+"""Indices and value of an elementwise block: ``buffer[indices] = value``."""
+
+_SPATIAL, _REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+
+def recognise(func: tirx.PrimFunc) -> Contraction | None:
+    """The contraction that `func` computes, or None if it is something else."""
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        return None
+    root = func.body.block
+    blocks = _leaf_blocks(root.body)
+    sums = [block for block in blocks if any(i.iter_type != _SPATIAL for i in block.iter_vars)]
+    if len(sums) != 1 or not _plain_axes(blocks):
+        return None
+    parts = _sort(blocks, sums[0], frozenset(root.alloc_buffers))
+    return _assemble(sums[0], parts, root.alloc_buffers) if parts is not None else None
+
+
+def _leaf_blocks(body: tirx.Stmt) -> list[s_tir.SBlock]:
+    """The blocks below `body`, if each is one store in a plain loop nest of its own."""
+    blocks: list[s_tir.SBlock] = []
+    for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        while isinstance(stmt, tirx.For):
+            stmt = stmt.body
+        if not isinstance(stmt, s_tir.SBlockRealize) or not _is(stmt.predicate, 1):
+            return []
+        if not isinstance(stmt.block.body, tirx.BufferStore):
+            return []
+        blocks.append(stmt.block)
+    return blocks
+
+
+def _plain_axes(blocks: Sequence[s_tir.SBlock]) -> bool:
+    """Whether all axes start at 0 and have one dtype."""
+    axes = [axis for block in blocks for axis in block.iter_vars]
+    return all(_is(axis.dom.min, 0) for axis in axes) and len({str(a.var.ty) for a in axes}) == 1
+
+
+@dataclass
+class _Parts:
+    """The blocks of a function, sorted by their part in the product."""
+
+    producers: dict[tirx.Buffer, Producer] = field(default_factory=dict)
+    dequantize: s_tir.SBlock | None = None
+    product: tirx.Expr | None = None
+    epilogue: list[tuple[s_tir.SBlock, tirx.Expr]] = field(default_factory=list)
+
+
+def _sort(
+    blocks: Sequence[s_tir.SBlock], product: s_tir.SBlock, temporaries: frozenset[tirx.Buffer]
+) -> _Parts | None:
+    """Each block with the producers it reads inlined; None if one has no part in the product."""
+    parts, derived = _Parts(), {product.body.buffer}
+    for block in blocks:
+        value = _inline(block.body.value, parts.producers)
+        read = {load.source for load in loads(value)}
+        unknown = (read & temporaries) - derived
+        if block.same_as(product):
+            parts.product = value
+            unknown -= {parts.dequantize.body.buffer} if parts.dequantize else set()
+        elif DEQUANTIZE in block.annotations:
+            parts.dequantize = block
+        elif read & derived:
+            derived.add(block.body.buffer)
+            parts.epilogue.append((block, value))
+        elif block.body.buffer in temporaries and _writes_each_element(block):
+            parts.producers[block.body.buffer] = block.body.indices, value
+        else:
+            return None
+        if unknown:
+            return None
+    return parts
+
+
+def _assemble(
+    block: s_tir.SBlock, parts: _Parts, temporaries: Sequence[tirx.Buffer]
+) -> Contraction | None:
+    operands = _operands(block, parts.product)
+    axes = _classify(block, *operands) if operands is not None else None
+    if axes is None:
+        return None
+    lhs, rhs, batch, rows, column, reduction = axes
+    if parts.dequantize is not None:
+        rhs = _int4_weight(parts.dequantize, rhs, column)
+    total = tirx.Var("total", "float32")
+    stages = _stages(block, total, parts.epilogue)
+    if rhs is None or stages is None:
+        return None
+    intermediates = frozenset(temporaries)
+    return Contraction(
+        Axes(batch), Axes(rows), column, reduction, lhs, rhs, total, stages, intermediates
+    )
+
+
+def _writes_each_element(block: s_tir.SBlock) -> bool:
+    """Whether each point of the axes is written to the element of the same indices."""
+    written = [index for index in block.body.indices if isinstance(index, tirx.Var)]
+    return len(block.iter_vars) == len(block.body.indices) == len(set(written))
+
+
+def _inline(expr: tirx.Expr, producers: Mapping[tirx.Buffer, Producer]) -> tirx.Expr:
+    """`expr` with what it reads of `producers` computed in place."""
+
+    def compute(load: ir.TensorLoad) -> tirx.Expr:
+        if load.source not in producers:
+            return load
+        indices, value = producers[load.source]
+        return substitute(value, dict(zip(indices, load.indices, strict=True)))
+
+    return tvm_ffi.structural_map(expr, (ir.TensorLoad, compute), order="post")
+
+
+def _operands(block: s_tir.SBlock, value: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr] | None:
+    """A and B of ``C = 0; C = C + A * B``, if they are float16 or float32."""
+    init, update = block.init, block.body
+    if not isinstance(init, tirx.BufferStore) or not _is(init.value, 0):
+        return None
+    if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
+        return None
+    accumulator = tirx.BufferLoad(update.buffer, update.indices)
+    operands = value.b.a, value.b.b
+    if not tvm_ffi.structural_equal(value.a, accumulator, map_free_vars=False):
+        return None
+    if any(str(operand.ty) not in _FLOATS or not loads(operand) for operand in operands):
+        return None
+    return operands if str(update.buffer.dtype) in _FLOATS else None
+
+
+def _classify(block: s_tir.SBlock, a: tirx.Expr, b: tirx.Expr) -> tuple | None:
+    """(lhs, rhs, batch, rows, column, reduction), where rhs is the operand of the last axis."""
+    column = _column(block)
+    reductions = [axis for axis in block.iter_vars if axis.iter_type == _REDUCE]
+    in_a, in_b = _variables(a), _variables(b)
+    if column is None or len(reductions) != 1 or (column.var in in_a) == (column.var in in_b):
+        return None
+    lhs, rhs, in_l, in_r = (a, b, in_a, in_b) if column.var in in_b else (b, a, in_b, in_a)
+    if reductions[0].var not in in_l & in_r:
+        return None
+    spatial = [axis for axis in block.iter_vars if axis.iter_type == _SPATIAL]
+    rows = tuple(axis for axis in spatial if axis.var in in_l and axis.var not in in_r)
+    others = (column, *rows)
+    batch = tuple(axis for axis in spatial if not any(axis.same_as(other) for other in others))
+    return lhs, rhs, batch, rows, column, reductions[0]
+
+
+def _column(block: s_tir.SBlock) -> tirx.IterVar | None:
+    """The axis of the last index of the store, if its indices are distinct axes or zeros."""
+    axes = {axis.var: axis for axis in block.iter_vars if axis.iter_type == _SPATIAL}
+    written = [index for index in block.body.indices if not _is(index, 0)]
+    if not all(isinstance(index, tirx.Var) and index in axes for index in written):
+        return None
+    spatial = {axis.var for axis in axes.values() if not _is(axis.dom.extent, 1)}
+    if len(set(written)) != len(written) or not spatial <= set(written) or not written:
+        return None
+    return axes[written[-1]] if isinstance(block.body.indices[-1], tirx.Var) else None
+
+
+def _int4_weight(block: s_tir.SBlock, rhs: tirx.Expr, column: tirx.IterVar) -> Int4Weight | None:
+    """The weight behind ``rhs[n, k]``, if `block` dequantizes it."""
+    if not isinstance(rhs, ir.TensorLoad):
+        return None
+    if not rhs.source.same_as(block.body.buffer) or not rhs.indices[0].same_as(column.var):
+        return None
+    nibbles, scales = loads(block.body.value.a), loads(block.body.value.b)
+    zero_point = nibbles[1].source if len(nibbles) == 2 else None
+    group_size = int(block.annotations[DEQUANTIZE])
+    weight = Int4Weight(nibbles[0].source, scales[0].source, zero_point, group_size)
+    return weight if _is(weight.codes.shape[-1], LANES) else None
+
+
+def _stages(
+    block: s_tir.SBlock,
+    total: tirx.Var,
+    epilogue: Sequence[tuple[s_tir.SBlock, tirx.Expr]],
+) -> tuple[Stage, ...] | None:
+    """The product and what follows, over the axes of `block`; None if not elementwise."""
+    store = block.body
+    stages = [Stage(store.buffer, tuple(store.indices), total.astype(str(store.buffer.dtype)))]
+    extents = {axis.var: axis.dom.extent for axis in block.iter_vars}
+    for follower, value in epilogue:
+        at = _aligned(follower, value, {stage.buffer: stage.indices for stage in stages}, extents)
+        if at is None:
+            return None
+        indices = tuple(substitute(index, at) for index in follower.body.indices)
+        stages.append(Stage(follower.body.buffer, indices, substitute(value, at)))
+    return tuple(stages)
+
+
+def _aligned(
+    block: s_tir.SBlock,
+    value: tirx.Expr,
+    written: Mapping[tirx.Buffer, Sequence[tirx.Expr]],
+    extents: Point,
+) -> Point | None:
+    """The axes of `block` in terms of the product's, if it reads what is `written` there."""
+    read = [load for load in loads(value) if load.source in written]
+    axes = {axis.var: axis.dom.extent for axis in block.iter_vars}
+    at = {var: tirx.const(0, str(var.ty)) for var, extent in axes.items() if _is(extent, 1)}
+    for load in read:
+        pairs = zip(load.indices, written[load.source], strict=True)
+        at.update({index: here for index, here in pairs if index in axes})
+    if len(at) != len(axes) or not all(_fits(axes[var], at[var], extents) for var in axes):
+        return None
+    for load in read:
+        found = [substitute(index, at) for index in load.indices]
+        here = list(written[load.source])
+        if not tvm_ffi.structural_equal(found, here, map_free_vars=False):
+            return None
+    return at
+
+
+def _fits(extent: tirx.Expr, at: tirx.Expr, extents: Point) -> bool:
+    """Whether an axis of `extent` runs over just the values of the product's axis `at`."""
+    return Analyzer().can_prove_equal(extent, extents.get(at, 1))
+
+
+def _variables(expr: tirx.Expr) -> set[tirx.Var]:
+    found: set[tirx.Var] = set()
+    tvm_ffi.structural_walk(expr, (tirx.Var, found.add), order="post")
+    return found
+
+
+def _is(expr: tirx.Expr, value: int) -> bool:
+    return isinstance(expr, tirx.IntImm | tirx.FloatImm) and expr.value == value
