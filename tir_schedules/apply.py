@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.ir import IRModule
+from tvm.ir import BaseFunc, IRModule
 from tvm.ir.transform import PassContext, module_pass
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
@@ -34,7 +34,7 @@ class ApplySchedules:
         functions = {var: self._scheduled(func) for var, func in mod.functions_items()}
         return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
-    def _scheduled(self, func: object) -> object:
+    def _scheduled(self, func: BaseFunc) -> BaseFunc:
         if not isinstance(func, tirx.PrimFunc) or _is_scheduled(func):
             return func
         name, schedule = self._schedule(func, _target_of(func))

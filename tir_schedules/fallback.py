@@ -109,7 +109,7 @@ def _schedule_group(sch: Schedule, anchor: Block, members: list[Block], rows: in
         _schedule_inner(sch, anchor, depth)
         return []
     row = sch.fuse(*anchor.row_loops(sch, rows))
-    placed = [b for b in members if attempt(lambda b=b: sch.compute_at(b.rv, row, True))]
+    placed = [b for b in members if attempt(sch.compute_at, b.rv, row, True)]
     if max(block.work for block in [anchor, *placed]) >= PARALLEL_WORK:
         sch.parallel(row)
     for block in [anchor, *placed]:
@@ -124,8 +124,8 @@ def _schedule_inner(sch: Schedule, block: Block, depth: int) -> None:
     inner = [loop for loop in sch.get_loops(block.rv)[depth:] if not _is_unit(sch.get(loop))]
     reduced = inner[-len(block.reduced) :]
     columns = inner[-len(block.reduced) - 1 : -len(block.reduced)]
-    if columns and attempt(lambda: sch.reorder(*reduced, *columns)):
-        attempt(lambda: sch.decompose_reduction(block.rv, reduced[0]))
+    if columns and attempt(sch.reorder, *reduced, *columns):
+        attempt(sch.decompose_reduction, block.rv, reduced[0])
 
 
 def _is_unit(loop: tirx.For) -> bool:

@@ -7,7 +7,7 @@ made by `rfactor`, which then reads past the end. Here no lane ever leaves the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -17,7 +17,22 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, BufferStore, Expr, For, ForKind, SeqStmt, Stmt, Var
 
-from .split_ranges import is_branch, split_at_branches
+from .split_ranges import split_at_branches
+from .tir_nodes import (
+    collect,
+    integer,
+    is_branch,
+    is_const,
+    nest,
+    perfect_nest,
+    reads,
+    sequence,
+    serial_loop,
+    substitute,
+    uses,
+    vector_loop,
+    with_body,
+)
 from .vector_math import vectorizable_math
 
 
@@ -60,12 +75,12 @@ class _LeafLoops:
         if not isinstance(stmt, For):
             return stmt
         self.analyzer.bind(stmt.loop_var, Range.from_min_extent(stmt.min, stmt.extent))
-        loops, leaf = _perfect_nest(stmt)
+        loops, leaf = perfect_nest(stmt)
         if isinstance(leaf, SBlockRealize) and _is_plain(leaf) and _are_serial(loops):
             rewritten = self.spatial(loops, leaf) or self.reduction(loops, leaf)
             if rewritten is not None:
                 return rewritten
-        return _with_body(stmt, self.visit(stmt.body))
+        return with_body(stmt, self.visit(stmt.body))
 
     def spatial(self, loops: list[For], leaf: SBlockRealize) -> Stmt | None:
         """for j: a[j] = e  ->  for jo: a[jo:jo+lanes] = e; for jt: a[jt] = e."""
@@ -78,8 +93,8 @@ class _LeafLoops:
         vectors = [self.part(loops[0].loop_var, *part) for part in parts]
         if not any(vectors):
             return None
-        return _seq([
-            vector or _serial(loops[0].loop_var, *part)
+        return sequence([
+            vector or serial_loop(loops[0].loop_var, *part)
             for vector, part in zip(vectors, parts, strict=True)
         ])  # fmt: skip
 
@@ -88,10 +103,10 @@ class _LeafLoops:
         width = self.width(extent)
         if width is None:
             return None
-        loop = _serial(old, first, extent, store)
+        loop = serial_loop(old, first, extent, store)
         self.analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, extent))
         full = self.lanewise([loop], width, Var("lane", old.ty.dtype), loop.body)
-        return None if full is None else _seq([full, _tail(loop.body, [loop], width)])
+        return None if full is None else sequence([full, _tail(loop.body, [loop], width)])
 
     def reduction(self, loops: list[For], leaf: SBlockRealize) -> Stmt | None:
         """Start before the loops, not inside them; in partial results per lane where possible."""
@@ -103,8 +118,8 @@ class _LeafLoops:
             blocked = self.partial_results(loops, update, width)
             if blocked is not None:
                 return blocked
-        body = _nest(loops, _inlined(leaf.block.body, leaf))
-        return _seq([_inlined(leaf.block.init, leaf), body])
+        body = nest(loops, _inlined(leaf.block.body, leaf))
+        return sequence([_inlined(leaf.block.init, leaf), body])
 
     def partial_results(self, loops: list[For], update: _Update, width: int) -> Stmt | None:
         """Partial results per lane, folded in halves; the tail is added one by one."""
@@ -116,9 +131,9 @@ class _LeafLoops:
         if accumulate is None:
             return None
         self.partials.append(partial)
-        total = combine(update.init, BufferLoad(partial, [_zero(lane)]))
-        return _seq([
-            _vector_loop(lane, width, BufferStore(partial, update.identity, [lane])),
+        total = combine(update.init, BufferLoad(partial, [integer(0, lane)]))
+        return sequence([
+            vector_loop(lane, width, BufferStore(partial, update.identity, [lane])),
             accumulate,
             *_fold(partial, combine, width, lane),
             BufferStore(store.buffer, total, store.indices),
@@ -141,37 +156,28 @@ class _LeafLoops:
         """The loops with the last one in whole vectors, or None if an access is not contiguous."""
         loop = loops[-1]
         outer = Var(f"{loop.loop_var.name}_vector", loop.loop_var.ty.dtype)
-        count = loop.extent // _int(width, lane)
+        count = loop.extent // integer(width, lane)
         analyzer = self.analyzer
-        analyzer.bind(outer, Range.from_min_extent(_zero(lane), count))
-        analyzer.bind(lane, Range.from_min_extent(_zero(lane), _int(width, lane)))
-        inner = _substitute(store, {loop.loop_var: outer * _int(width, lane) + lane})
+        analyzer.bind(outer, Range.from_min_extent(integer(0, lane), count))
+        analyzer.bind(lane, Range.from_min_extent(integer(0, lane), integer(width, lane)))
+        inner = substitute(store, {loop.loop_var: outer * integer(width, lane) + lane})
         inner = _simplify(inner, analyzer)
         if not _is_vectorizable(inner, lane, analyzer):
             return None
-        vector = _vector_loop(lane, width, inner)
-        return _nest(loops[:-1], For(outer, _zero(lane), count, ForKind.SERIAL, vector))
-
-
-def _perfect_nest(loop: For) -> tuple[list[For], Stmt]:
-    loops: list[For] = []
-    stmt: Stmt = loop
-    while isinstance(stmt, For):
-        loops.append(stmt)
-        stmt = stmt.body
-    return loops, stmt
+        vector = vector_loop(lane, width, inner)
+        return nest(loops[:-1], For(outer, integer(0, lane), count, ForKind.SERIAL, vector))
 
 
 def _are_serial(loops: Sequence[For]) -> bool:
     return all(
-        loop.kind == ForKind.SERIAL and not loop.annotations and _is_const(loop.min, 0)
+        loop.kind == ForKind.SERIAL and not loop.annotations and is_const(loop.min, 0)
         for loop in loops
     )
 
 
 def _is_plain(leaf: SBlockRealize) -> bool:
     block = leaf.block
-    return _is_const(leaf.predicate, 1) and not block.alloc_buffers and not block.match_buffers
+    return is_const(leaf.predicate, 1) and not block.alloc_buffers and not block.match_buffers
 
 
 def _spatial(loops: Sequence[For], leaf: SBlockRealize) -> list[For]:
@@ -181,13 +187,13 @@ def _spatial(loops: Sequence[For], leaf: SBlockRealize) -> list[For]:
         for axis, value in zip(leaf.block.iter_vars, leaf.iter_values, strict=True)
         if axis.iter_type != tirx.IterVar.DataPar
     ]
-    return [loop for loop in loops if not any(_uses(value, loop.loop_var) for value in reduced)]
+    return [loop for loop in loops if not any(uses(value, loop.loop_var) for value in reduced)]
 
 
 def _inlined(stmt: Stmt, leaf: SBlockRealize) -> Stmt:
     """A statement of the block in terms of the loops around it."""
     axes = [axis.var for axis in leaf.block.iter_vars]
-    return _substitute(stmt, dict(zip(axes, leaf.iter_values, strict=True)))
+    return substitute(stmt, dict(zip(axes, leaf.iter_values, strict=True)))
 
 
 _COMBINERS = {"Add": tirx.Add, "Mul": tirx.Mul, "Max": tirx.Max, "Min": tirx.Min}
@@ -219,8 +225,8 @@ def _reduction_update(leaf: SBlockRealize) -> _Update | None:
     if combine is None or not init.buffer.same_as(store.buffer):
         return None
     total = BufferLoad(store.buffer, store.indices)
-    terms = [x for x in (store.value.a, store.value.b) if not _same(x, total)]
-    if len(terms) != 1 or _reads(terms[0], store.buffer):
+    terms = [x for x in (store.value.a, store.value.b) if not tvm_ffi.structural_equal(x, total)]
+    if len(terms) != 1 or reads(terms[0], store.buffer):
         return None
     return _Update(init.value, store, combine, terms[0])
 
@@ -232,22 +238,22 @@ def _fold(partial: tirx.Buffer, combine: type, width: int, lane: Var) -> list[St
         width //= 2
         var = Var("lane", lane.ty.dtype)
         low = BufferLoad(partial, [var])
-        high = BufferLoad(partial, [var + _int(width, lane)])
-        steps.append(_vector_loop(var, width, BufferStore(partial, combine(low, high), [var])))
+        high = BufferLoad(partial, [var + integer(width, lane)])
+        steps.append(vector_loop(var, width, BufferStore(partial, combine(low, high), [var])))
     return steps
 
 
 def _tail(store: BufferStore, loops: Sequence[For], width: int) -> Stmt | None:
     """The iterations of the last loop that fill no vector, or None if there are none."""
     loop = loops[-1]
-    zero, lanes = _zero(loop.loop_var), _int(width, loop.loop_var)
+    zero, lanes = integer(0, loop.loop_var), integer(width, loop.loop_var)
     count = Analyzer().simplify(loop.extent % lanes)
-    if _is_const(count, 0):
+    if is_const(count, 0):
         return None
     var = Var(f"{loop.loop_var.name}_tail", loop.loop_var.ty.dtype)
-    body = _substitute(store, {loop.loop_var: loop.extent // lanes * lanes + var})
+    body = substitute(store, {loop.loop_var: loop.extent // lanes * lanes + var})
     outer = [Var(each.loop_var.name, each.loop_var.ty.dtype) for each in loops[:-1]]
-    body = _substitute(body, {a.loop_var: b for a, b in zip(loops, outer, strict=False)})
+    body = substitute(body, {a.loop_var: b for a, b in zip(loops, outer, strict=False)})
     body = For(var, zero, count, ForKind.SERIAL, body)
     for new, old in reversed(list(zip(outer, loops, strict=False))):
         body = For(new, old.min, old.extent, ForKind.SERIAL, body)
@@ -265,7 +271,7 @@ def _is_vectorizable(stmt: Stmt, lane: Var, analyzer: Analyzer) -> bool:
     def call(node: Call) -> None:
         nonlocal ok
         ok = ok and not node.op.name.startswith("tirx.call_")
-        ok = ok and not (is_branch(node) and _uses(node.args[0], lane))
+        ok = ok and not (is_branch(node) and uses(node.args[0], lane))
 
     tvm_ffi.structural_walk(stmt, [(TensorLoad, access), (Call, call)])
     return ok and _is_contiguous(stmt.indices, lane, analyzer, must=True)
@@ -275,12 +281,12 @@ def _is_contiguous(
     indices: Sequence[Expr], var: Var, analyzer: Analyzer, must: bool = False
 ) -> bool:
     """Whether a step of `var` moves the last index by one and no other, or (unless `must`) none."""
-    if not any(_uses(index, var) for index in indices):
+    if not any(uses(index, var) for index in indices):
         return not must
-    if any(_uses(index, var) for index in indices[:-1]) or _has_load(indices[-1]):
+    if any(uses(index, var) for index in indices[:-1]) or collect(indices[-1], TensorLoad):
         return False
-    step = _substitute(indices[-1], {var: var + _int(1, var)}) - indices[-1]
-    return _is_const(analyzer.simplify(step), 1)
+    step = substitute(indices[-1], {var: var + integer(1, var)}) - indices[-1]
+    return is_const(analyzer.simplify(step), 1)
 
 
 def _simplify(stmt: BufferStore, analyzer: Analyzer) -> BufferStore:
@@ -297,77 +303,3 @@ def _simplify(stmt: BufferStore, analyzer: Analyzer) -> BufferStore:
 
     value = tvm_ffi.structural_map(stmt.value, [(TensorLoad, load), (Call, branch)], order="post")
     return BufferStore(stmt.buffer, value, [analyzer.simplify(index) for index in stmt.indices])
-
-
-def _vector_loop(lane: Var, width: int, body: Stmt) -> Stmt:
-    """The loop over the lanes; `lane` is renamed, so it may serve in several loops."""
-    var = Var("lane", lane.ty.dtype)
-    kind = ForKind.VECTORIZED if width > 1 else ForKind.SERIAL
-    return For(var, _zero(lane), _int(width, lane), kind, _substitute(body, {lane: var}))
-
-
-def _serial(old: Var, first: Expr, extent: Expr, store: BufferStore) -> For:
-    """for old in first...first + extent, as a loop from zero."""
-    var = Var(old.name, old.ty.dtype)
-    index = var if _is_const(first, 0) else first + var
-    return For(var, _zero(old), extent, ForKind.SERIAL, _substitute(store, {old: index}))
-
-
-def _nest(loops: Sequence[For], body: Stmt) -> Stmt:
-    for loop in reversed(loops):
-        body = For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
-    return body
-
-
-def _with_body(loop: For, body: Stmt) -> For:
-    return For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations
-    )
-
-
-def _seq(stmts: Sequence[Stmt | None]) -> Stmt:
-    present = [stmt for stmt in stmts if stmt is not None]
-    return present[0] if len(present) == 1 else SeqStmt(present)
-
-
-def _substitute(node: Stmt | Expr, values: dict[Var, Expr]) -> Stmt | Expr:
-    return tvm_ffi.structural_map(node, (Var, lambda var: values.get(var, var)), order="post")
-
-
-def _uses(node: Stmt | Expr, var: Var) -> bool:
-    return _any(node, Var, lambda other: other.same_as(var))
-
-
-def _has_load(node: Expr) -> bool:
-    return _any(node, TensorLoad, lambda _: True)
-
-
-def _reads(node: Expr, buffer: tirx.Buffer) -> bool:
-    return _any(node, TensorLoad, lambda load: load.source.same_as(buffer))
-
-
-def _any(node: Stmt | Expr, kind: type, test: Callable[[object], bool]) -> bool:
-    found = False
-
-    def visit(child: object) -> None:
-        nonlocal found
-        found = found or test(child)
-
-    tvm_ffi.structural_walk(node, (kind, visit))
-    return found
-
-
-def _same(a: Expr, b: Expr) -> bool:
-    return tvm_ffi.structural_equal(a, b)
-
-
-def _is_const(value: Expr | int, number: int) -> bool:
-    return isinstance(value, tirx.IntImm) and value.value == number
-
-
-def _int(value: int, like: Var) -> Expr:
-    return tirx.const(value, like.ty.dtype)
-
-
-def _zero(like: Var) -> Expr:
-    return _int(0, like)

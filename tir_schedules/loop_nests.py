@@ -15,6 +15,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, Expr, For, ForKind, Stmt, Var
 
+from .tir_nodes import collect
+
 # Largest expression, in nodes, that inlining may make of one read.
 _INLINE_NODES = 400
 # Stands for a symbolic extent in estimates of work.
@@ -118,8 +120,8 @@ def _block(sch: Schedule, rv: SBlockRV) -> Block:
             reduced.append(Axis(axis.var, size))
         elif not reduced:
             spatial.append(Axis(axis.var, size))
-    loads = _collect(stmt.body, TensorLoad)
-    return Block(rv, stmt, spatial, reduced, loads, _collect(stmt.body, BufferStore))
+    loads = collect(stmt.body, TensorLoad)
+    return Block(rv, stmt, spatial, reduced, loads, collect(stmt.body, BufferStore))
 
 
 def is_plain_loop_nest(func: tirx.PrimFunc) -> bool:
@@ -127,10 +129,10 @@ def is_plain_loop_nest(func: tirx.PrimFunc) -> bool:
     root = func.body
     if not isinstance(root, SBlockRealize) or "tirx.is_scheduled" in (func.attrs or {}):
         return False
-    loops = _collect(root.block.body, For)
-    leaves = [node.block for node in _collect(root.block.body, SBlockRealize)]
+    loops = collect(root.block.body, For)
+    leaves = [node.block for node in collect(root.block.body, SBlockRealize)]
     plain = all(loop.kind == ForKind.SERIAL and not loop.annotations for loop in loops)
-    kinds = {type(node).__name__ for node in _collect(root.block.body, Stmt)}
+    kinds = {type(node).__name__ for node in collect(root.block.body, Stmt)}
     known = {"For", "SBlockRealize", "SBlock", "BufferStore", "SeqStmt", "Bind"}
     return plain and bool(leaves) and kinds <= known and all(map(_is_plain_leaf, leaves))
 
@@ -140,12 +142,12 @@ def _is_plain_leaf(block: SBlock) -> bool:
     if not kinds <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
         return False
     is_reduction = tirx.IterVar.CommReduce in kinds
-    if is_reduction != (block.init is not None) or _collect(block.body, SBlockRealize):
+    if is_reduction != (block.init is not None) or collect(block.body, SBlockRealize):
         return False
     if block.alloc_buffers or block.match_buffers:
         return False
-    stores = _collect(block.body, BufferStore)
-    pure = all(map(_is_pure, _collect(block.body, Call)))
+    stores = collect(block.body, BufferStore)
+    pure = all(map(_is_pure, collect(block.body, Call)))
     return pure and all(_writes_once(block, store, is_reduction) for store in stores)
 
 
@@ -155,7 +157,7 @@ def _writes_once(block: SBlock, store: BufferStore, is_reduction: bool) -> bool:
     free = [a for a in spatial if _position(store.indices, a.var) is None]
     if any(not _is_one(axis.dom.extent) for axis in free):
         return False
-    own = [x for x in _collect(block.body, TensorLoad) if x.source.same_as(store.buffer)]
+    own = [x for x in collect(block.body, TensorLoad) if x.source.same_as(store.buffer)]
     if not is_reduction:
         return not own
     return all(tvm_ffi.structural_equal(list(x.indices), list(store.indices)) for x in own)
@@ -171,7 +173,7 @@ def inline_producers(sch: Schedule) -> None:
             return
         done.add(todo[0].stmt.name_hint)
         if _is_worth_inlining(todo[0], [b for b in blocks if b.reads(todo[0])]):
-            attempt(lambda block=todo[0]: sch.compute_inline(block.rv))
+            attempt(sch.compute_inline, todo[0].rv)
 
 
 def _is_worth_inlining(block: Block, consumers: list[Block]) -> bool:
@@ -195,19 +197,17 @@ def _visits_each_once(load: TensorLoad, consumer: Block) -> bool:
 
 
 def _is_expensive(value: Expr) -> bool:
-    calls = [call for call in _collect(value, Call) if _name(call) not in _CHEAP_CALLS]
-    return bool(calls or _collect(value, tirx.Div))
+    calls = [call for call in collect(value, Call) if _name(call) not in _CHEAP_CALLS]
+    return bool(calls or collect(value, tirx.Div))
 
 
 def _size(value: Expr) -> int:
-    return len(_collect(value, Expr))
+    return len(collect(value, Expr))
 
 
 def _moves(access: TensorLoad | BufferStore, var: Var) -> int | None:
     """By how much one step of `var` moves the last index: None not at all, 0 if others move too."""
-    moving = [
-        index for index in access.indices if any(x.same_as(var) for x in _collect(index, Var))
-    ]
+    moving = [index for index in access.indices if any(x.same_as(var) for x in collect(index, Var))]
     if not moving:
         return None
     if len(moving) > 1 or not moving[0].same_as(access.indices[-1]):
@@ -235,16 +235,10 @@ def _is_one(extent: Expr) -> bool:
     return isinstance(extent, tirx.IntImm) and extent.value == 1
 
 
-def _collect(node: Stmt | Expr, kind: type) -> list:
-    found: list = []
-    tvm_ffi.structural_walk(node, (kind, found.append))
-    return found
-
-
-def attempt(step: Callable[[], object]) -> bool:
-    """Whether the schedule allowed `step`; it is left as it was where not."""
+def attempt(step: Callable[..., object], *args: object) -> bool:
+    """Whether the schedule allowed `step(*args)`; it is left as it was where not."""
     try:
-        step()
+        step(*args)
     except ScheduleError:
         return False
     return True

@@ -10,13 +10,10 @@ from tvm.ir import Call
 from tvm.sym import Analyzer
 from tvm.tirx import Expr, For, Stmt, Var
 
+from .tir_nodes import collect, is_branch, is_const, substitute
+
 # Parts a loop may be split into: a concat of this many inputs.
 _MOST_PARTS = 4
-
-
-def is_branch(call: Call) -> bool:
-    """Whether only one of the two values of this if_then_else may be computed."""
-    return getattr(call.op, "name", "") == "prim.if_then_else"
 
 
 def split_at_branches(loop: For, body: Stmt, analyzer: Analyzer) -> list[tuple[Expr, Expr, Stmt]]:
@@ -28,7 +25,8 @@ def split_at_branches(loop: For, body: Stmt, analyzer: Analyzer) -> list[tuple[E
     with something that does not depend on it.
     """
     zero = tirx.const(0, loop.loop_var.ty.dtype)
-    parts, done = [(zero, loop.extent, body)], []
+    parts = [(zero, loop.extent, body)]
+    done: list[tuple[Expr, Expr, Stmt]] = []
     while parts:
         first, extent, stmt = parts.pop()
         found = _first_branch(stmt, loop.loop_var, analyzer)
@@ -40,18 +38,12 @@ def split_at_branches(loop: For, body: Stmt, analyzer: Analyzer) -> list[tuple[E
         rest = analyzer.simplify(extent - cut)
         parts.append((first + cut, rest, _decided(stmt, condition, not below)))
         parts.append((first, cut, _decided(stmt, condition, below)))
-    return [part for part in done if not _is_zero(part[1])]
+    return [part for part in done if not is_const(part[1], 0)]
 
 
 def _first_branch(stmt: Stmt, var: Var, analyzer: Analyzer) -> tuple[Expr, Expr, bool] | None:
     """(condition, bound, value below the bound) of the first branch that `var` decides."""
-    conditions: list[Expr] = []
-
-    def visit(call: Call) -> None:
-        if is_branch(call):
-            conditions.append(call.args[0])
-
-    tvm_ffi.structural_walk(stmt, (Call, visit))
+    conditions = [call.args[0] for call in collect(stmt, Call) if is_branch(call)]
     for condition in conditions:
         for term in _conjuncts(condition):
             bound = _bound(term, var, analyzer)
@@ -79,12 +71,12 @@ def _bound(condition: Expr, var: Var, analyzer: Analyzer) -> tuple[Expr, bool] |
         return None
     difference = less - more  # holds if negative, or zero unless strict
     one = tirx.const(1, var.ty.dtype)
-    offset = analyzer.simplify(_at(difference, var, one - one))
+    offset = analyzer.simplify(substitute(difference, {var: one - one}))
     slope = analyzer.simplify(difference - offset - var)
-    if _is_zero(slope):  # var + offset < 0
+    if is_const(slope, 0):  # var + offset < 0
         return (-offset if strict else one - offset), True
     slope = analyzer.simplify(difference - offset + var)
-    if _is_zero(slope):  # offset - var < 0
+    if is_const(slope, 0):  # offset - var < 0
         return (offset + one if strict else offset), False
     return None
 
@@ -107,11 +99,3 @@ def _decided(stmt: Stmt, condition: Expr, value: bool) -> Stmt:
 
     kinds = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
     return tvm_ffi.structural_map(stmt, [(kinds, replace), (Call, choose)], order="post")
-
-
-def _at(node: Expr, var: Var, value: Expr) -> Expr:
-    return tvm_ffi.structural_map(node, (Var, lambda x: value if x.same_as(var) else x))
-
-
-def _is_zero(value: Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and value.value == 0
