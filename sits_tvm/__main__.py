@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ from tvm.ir import IRModule, load_json, save_json
 from . import build, check, from_onnx, from_pretrained, from_torch, lower
 from .config import Config, QuantSpec
 from .diagnostics import Diagnostic, SitsError
-from .environment import describe
+from .environment import describe, table
 from .executable import check_output
-from .report import render_table
 
 MODEL_HELP = (
     "a directory or .gguf file (from_pretrained), a .pt2 program (from_torch), an .onnx file "
@@ -34,8 +34,6 @@ def main(argv: list[str] | None = None) -> int:
         return int(args.run(args))
     except SitsError as error:
         return _fail(error.diagnostics, args.json)
-    except (ValueError, TypeError) as error:  # Config says what is wrong with a value
-        return _fail([Diagnostic.error("config", str(error))], args.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,12 +101,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
-    rows = describe()
-    header = ["component", "found", "needed for"]
-    if args.json:
-        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=1))
-    else:
-        print(render_table(header, [list(row) for row in rows]))
+    print(json.dumps([asdict(row) for row in describe()], indent=1) if args.json else table())
     return 0
 
 
@@ -116,7 +109,10 @@ def _config(args: argparse.Namespace) -> Config:
     values: dict[str, Any] = _read_yaml(args.config) if args.config else {}
     if args.int4 and values.get("quant") is None:
         values = {**values, "quant": QuantSpec()}
-    return Config.from_dict(values)
+    try:
+        return Config.from_dict(values)
+    except (ValueError, TypeError) as error:
+        raise _error("config", str(error)) from error
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -140,12 +136,26 @@ def _model(path: Path) -> tuple[IRModule, dict[str, Any] | None]:
     if path.suffix == ".onnx":
         return from_onnx(path)
     if path.suffix == ".pt2":
-        import torch
-
-        return from_torch(torch.export.load(path))
+        return from_torch(_read(path, _load_pt2))
     if path.suffix == ".json":
-        return load_json(path.read_text()), None
+        return _read(path, lambda file: load_json(file.read_text())), None
     raise _error("model-format", f"{path} has no known format", help=f"MODEL is {MODEL_HELP}")
+
+
+def _load_pt2(path: Path) -> Any:
+    import torch
+
+    return torch.export.load(path)
+
+
+def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
+    try:
+        return reader(path)
+    except ImportError as error:
+        raise _error("package-missing", str(error), help="pip install sits_tvm[hf]") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
+        raise _error("model-not-readable", f"{path}: {reason}") from error
 
 
 def _show_progress(quiet: bool) -> None:

@@ -67,8 +67,10 @@ def host_mismatch(target: Target) -> str:
     cpu = target if target.kind.name == "llvm" else target.host
     if cpu is None or cpu.kind.name != "llvm":
         return ""
-    missing = missing_on_host(cpu)
-    return f"built for {cpu.attrs.get('mcpu', cpu)}; this machine lacks {', '.join(missing)}" if missing else ""
+    missing = ", ".join(missing_on_host(cpu))
+    return (
+        f"built for {cpu.attrs.get('mcpu', cpu)}; this machine lacks {missing}" if missing else ""
+    )
 
 
 def _config(target: Any) -> dict[str, Any]:

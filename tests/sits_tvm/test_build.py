@@ -99,7 +99,7 @@ def test_reports_what_it_did(rng):
         ("down", (64, 128)),
     ]
     assert report.skipped == []
-    assert {"Matmul", "CpuFallback"} == {kernel.family for kernel in report.kernels}
+    assert {"Matmul", "CpuFallback", "view"} == {kernel.family for kernel in report.kernels}
     names = [run.name for run in report.passes]
     assert (
         names.index("QuantizeMatmulWeights")
@@ -124,26 +124,25 @@ def test_lower_stops_before_code_generation():
 
 def test_no_kernel_holds_a_whole_float_weight():
     """INT4 kernels read codes and allocate less than a weight; Relax plans no room for one."""
-    lowered, _ = sits_tvm.lower(Mlp, CPU, params=mlp_params(np.random.default_rng(0)), config=QUANT)
-    kernels = {v.name_hint: f for v, f in lowered.functions_items() if "int4" in v.name_hint}
-    assert len(kernels) == 2
-    for kernel in kernels.values():
-        assert "uint32" in [str(p.ty.dtype) for p in kernel.params]
-        assert float_buffers(kernel)
-        assert max(float_buffers(kernel)) < 64 * 128
-    with sits_tvm.parse_target(CPU):
-        planned = relax.get_default_pipeline(sits_tvm.parse_target(CPU))(lowered)
-    storage = re.findall(r"alloc_storage\(R.shape\(\[(.*?)\]\)", planned["main"].script())
-    assert storage
-    assert not [size for size in storage if size.isdigit() and int(size) >= 4 * 64 * 128]
+    rows = relax.TensorType((tirx.Var("s", "int64"), 256), "float32")
+    weight = relax.TensorType((256, 1024), "float32")
+    mod = one_function(lambda bb, x, w: relax.op.matmul(x, w), rows, weight, num_input=1)
+    lowered, _ = sits_tvm.lower(
+        mod, CPU, params={"a1": np.ones((256, 1024), "float32")}, config=QUANT
+    )
+    (kernel,) = (f for v, f in lowered.functions_items() if "int4" in v.name_hint)
+    assert "uint32" in [str(p.ty.dtype) for p in kernel.params]
+    assert 0 < max(allocated_elements(kernel)) <= 256 * 1024 // 8
+    target = sits_tvm.parse_target(CPU)
+    planned = relax.get_default_pipeline(target)(lowered)["main"].script()
+    assert "alloc_storage" in planned or "alloc_tensor" in planned
+    assert not re.findall(r"R\.shape\(\[(?:1048576|256, 1024|1024, 256)\]\)", planned)
 
 
-def float_buffers(kernel):
+def allocated_elements(kernel):
     """Elements of every buffer that a kernel allocates, as its script shows them."""
-    shapes = re.findall(r"alloc_buffer\(\(([\d, ]+)\)", kernel.script())
-    return [
-        math.prod(int(extent) for extent in shape.split(",") if extent.strip()) for shape in shapes
-    ]
+    allocations = re.findall(r"alloc_\w+\(\((.*)", kernel.script())
+    return [math.prod(map(int, re.findall(r"int64\((\d+)\)", text))) for text in allocations]
 
 
 def test_peak_memory_of_the_build():

@@ -1,0 +1,134 @@
+"""``python -m sits_tvm``: each subcommand, its exit code, its JSON, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from small_modules import Mlp
+
+import sits_tvm
+from sits_tvm.__main__ import main
+
+
+@pytest.fixture
+def mlp_json(tmp_path):
+    path = tmp_path / "mlp.json"
+    path.write_text(tvm.ir.save_json(Mlp))
+    return str(path)
+
+
+@pytest.fixture
+def mlp_pt2(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64))
+    program = torch.export.export(model.eval(), (torch.zeros(2, 64),))
+    torch.export.save(program, tmp_path / "mlp.pt2")
+    return str(tmp_path / "mlp.pt2")
+
+
+def test_build_saves_what_load_reads(mlp_pt2, tmp_path, capsys):
+    assert main(["build", mlp_pt2, "--int4", "-o", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert "INT4 weights: 2" in out
+    assert "QuantizeMatmulWeights" in err  # progress
+    loaded = sits_tvm.load(tmp_path / "out")
+    vm = tvm.relax.VirtualMachine(loaded, tvm.cpu())
+    x = np.ones((2, 64), "float32")
+    want = torch.export.load(mlp_pt2).module()(torch.from_numpy(x)).detach().numpy()
+    got = vm["main"](x, *loaded.param_list).numpy()
+    assert np.abs(got - want).max() < 0.2 * np.abs(want).max()
+
+
+def test_build_prints_json(mlp_json, capsys):
+    assert main(["build", mlp_json, "--int4", "--json", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert [row["name"] for row in json.loads(out)["quantized"]] == ["up", "down"]
+    assert err == ""
+
+
+def test_config_file(mlp_json, tmp_path, capsys):
+    config = tmp_path / "config.yaml"
+    config.write_text("quant:\n  group_size: 32\n  symmetric: false\nskip: ['down']\n")
+    assert main(["build", mlp_json, "--config", str(config), "--json", "--quiet"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["quantized"]
+    assert (row["name"], row["spec"]) == ("up", "int4 g32 asymmetric, float16 scales")
+
+
+def test_lower_prints_or_saves_ir(mlp_json, tmp_path, capsys):
+    assert main(["lower", mlp_json, "--int4", "--quiet"]) == 0
+    assert "@T.prim_func" in capsys.readouterr().out
+    assert main(["lower", mlp_json, "--int4", "--quiet", "-o", str(tmp_path / "out")]) == 0
+    saved = tvm.ir.load_json((tmp_path / "out" / "module.json").read_text())
+    assert "main" in [v.name_hint for v in saved.get_global_vars()]
+
+
+def test_check_exits_by_severity(mlp_json, tmp_path, capsys):
+    assert main(["check", mlp_json, "--int4", "--quiet"]) == 0
+    assert "nothing found" in capsys.readouterr().out
+    (tmp_path / "config.yaml").write_text("quant: {}\nskip: ['*']\n")
+    config = ["--config", str(tmp_path / "config.yaml")]
+    assert main(["check", mlp_json, *config, "--quiet", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [d["code"] for d in found] == ["skipped", "skipped", "nothing-to-quantize"]
+
+
+def test_info_is_one_table(capsys):
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    for word in ("TVM", "LLVM", "nvcc", "nvdisasm", "driver", "torch"):
+        assert word.lower() in out.lower()
+    assert main(["info", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["TVM"]["found"] == tvm.__version__
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        (None, None, "model-not-found"),
+        ("model.safetensors", "", "model-format"),
+        ("model.json", "{]", "model-not-readable"),
+        ("model.onnx", "no onnx", None),
+        ("model.pt2", "no zip", "model-not-readable"),
+        ("model.gguf", "GGUF", "gguf-damaged"),
+    ],
+)
+def test_refuses_models_it_cannot_read(tmp_path, capsys, name, text, code):
+    path = tmp_path / (name or "nowhere")
+    if name:
+        path.write_text(text)
+    assert main(["check", str(path), "--quiet"]) == 1
+    err = capsys.readouterr().err
+    assert str(path) in err
+    assert err.startswith(f"error[{code}]" if code else "error[")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("quant: {group_size: 48}", "48"),
+        ("qaunt: {}", "qaunt"),
+        ("- 1", "mapping"),
+        ("a: [", "yaml"),
+    ],
+)
+def test_refuses_bad_config_files(mlp_json, tmp_path, capsys, text, word):
+    (tmp_path / "config.yaml").write_text(text)
+    assert main(["check", mlp_json, "--config", str(tmp_path / "config.yaml"), "--quiet"]) == 1
+    assert word in capsys.readouterr().err
+
+
+def test_refuses_unwritable_output_before_the_work(mlp_json, capsys):
+    assert main(["build", mlp_json, "-o", "/proc/out", "--quiet"]) == 1
+    assert "output-not-writable" in capsys.readouterr().err
+
+
+def test_usage_error_exits_with_2():
+    done = subprocess.run(
+        [sys.executable, "-m", "sits_tvm", "bulid"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "build" in done.stderr

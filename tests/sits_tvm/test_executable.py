@@ -1,0 +1,140 @@
+"""Saved and loaded, an executable is the same; what is no executable is refused."""
+
+import json
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tvm
+from small_modules import Mlp, mlp_params
+from tvm import relax
+
+import sits_tvm
+from sits_tvm import Config, QuantSpec, SitsError
+
+QUANT = Config(quant=QuantSpec(group_size=32, symmetric=False))
+
+
+@pytest.fixture
+def built(rng):
+    return sits_tvm.build(Mlp, "llvm -mcpu=native", params=mlp_params(rng), config=QUANT)
+
+
+def run(executable, x):
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    return vm["main"](x, *executable.param_list).numpy()
+
+
+def code_of(function, *args):
+    with pytest.raises(SitsError) as raised:
+        function(*args)
+    (found,) = raised.value.diagnostics
+    return found.code
+
+
+def test_round_trip_is_bit_for_bit(built, tmp_path, rng):
+    x = rng.standard_normal((2, 5, 64)).astype("float32")
+    loaded = sits_tvm.load(built.save(tmp_path / "model"))
+    np.testing.assert_array_equal(run(loaded, x), run(built, x))
+    assert loaded.report == built.report
+    assert loaded.param_names == built.param_names
+
+
+def test_loads_in_another_process(built, tmp_path):
+    path = built.save(tmp_path / "model")
+    code = (
+        "import sys, sits_tvm, tvm, numpy as np\n"
+        f"ex = sits_tvm.load({str(path)!r})\n"
+        "vm = tvm.relax.VirtualMachine(ex, tvm.cpu())\n"
+        "print(vm['main'](np.ones((1, 1, 64), 'float32'), *ex.param_list).numpy().sum())\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    expected = run(built, np.ones((1, 1, 64), "float32")).sum()
+    assert float(out.stdout.split()[-1]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_params_are_plain_safetensors(built, tmp_path):
+    path = built.save(tmp_path / "model")
+    stored = safetensors.numpy.load_file(path / "params.safetensors")
+    assert list(stored) == list(built.params)
+    for name, tensor in built.params.items():
+        np.testing.assert_array_equal(stored[name], tensor.numpy())
+
+
+def test_saves_over_an_older_one_and_leaves_no_drafts(built, tmp_path):
+    built.save(tmp_path / "model")
+    built.save(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o755
+
+
+def test_leaves_other_folders_alone(built, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert code_of(built.save, tmp_path) == "output-not-empty"
+    assert code_of(built.save, tmp_path / "thesis.txt") == "output-not-a-folder"
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_refuses_an_unwritable_place(built):
+    assert code_of(built.save, "/proc/model") == "output-not-writable"
+
+
+def test_a_failure_leaves_nothing_behind(built, tmp_path, monkeypatch):
+    def fail(*_args):
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr("sits_tvm.executable.write_safetensors", fail)
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        built.save(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refuses_what_is_no_executable(tmp_path):
+    assert code_of(sits_tvm.load, tmp_path) == "not-an-executable"
+    assert code_of(sits_tvm.load, tmp_path / "nowhere") == "not-an-executable"
+
+
+def edit(path, **changes):
+    meta = json.loads((path / "executable.json").read_text())
+    (path / "executable.json").write_text(json.dumps(meta | changes))
+
+
+def test_refuses_another_format_version(built, tmp_path):
+    path = built.save(tmp_path / "model")
+    edit(path, format_version=99)
+    assert code_of(sits_tvm.load, path) == "format-version"
+
+
+def test_refuses_a_cpu_that_this_machine_is_not(built, tmp_path):
+    path = built.save(tmp_path / "model")
+    edit(path, target='{"kind":"llvm","mtriple":"aarch64-linux-gnu"}')
+    assert code_of(sits_tvm.load, path) == "target-not-this-machine"
+
+
+@pytest.mark.parametrize("size", [4, 100, 5000])
+def test_refuses_damaged_params(built, tmp_path, size):
+    path = built.save(tmp_path / "model")
+    data = (path / "params.safetensors").read_bytes()
+    (path / "params.safetensors").write_bytes(data[:size])
+    assert code_of(sits_tvm.load, path) == "params-damaged"
+
+
+def test_params_for_names_functions(built):
+    with pytest.raises(KeyError, match="no function 'decode'; there are main"):
+        built.params_for("decode")
+
+
+def test_bfloat16_params_survive(tmp_path):
+    import ml_dtypes
+
+    from sits_tvm._safetensors import read_safetensors, write_safetensors
+
+    values = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)
+    tensor = tvm.runtime.tensor(values)
+    write_safetensors(tmp_path / "p", {"a": tensor, "empty": tvm.runtime.tensor(np.zeros((0, 3)))})
+    back = read_safetensors(tmp_path / "p")
+    np.testing.assert_array_equal(back["a"].numpy(), values)
+    assert back["empty"].shape == (0, 3)
