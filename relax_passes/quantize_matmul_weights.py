@@ -15,7 +15,7 @@ from tvm.ir import GenericConst, IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from sits_tvm.config import Config
+from sits_tvm.config import Config, QuantSpec
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
 from tir_schedules.packing import PackedLayout, pack
@@ -102,11 +102,12 @@ class QuantizeMatmulWeights:
     ) -> None:
         if config.quant is None:
             raise ValueError("QuantizeMatmulWeights needs Config.quant, for example QuantSpec()")
-        self.config, self.lanes = config, lanes
+        self.config, self.spec, self.lanes = config, config.quant, lanes
         self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        out, quantized, skipped = mod.clone(), 0, []
+        out, quantized = mod.clone(), 0
+        skipped: list[str] = []
         for gvar, func in mod.functions_items():
             if not isinstance(func, relax.Function):
                 continue
@@ -117,7 +118,7 @@ class QuantizeMatmulWeights:
                 continue
             quantized += len(chosen)
             self._note(name, chosen)
-            rewriter = _Quantizer(mod, self.config, self.lanes, chosen)
+            rewriter = _Quantizer(mod, self.spec, self.lanes, chosen)
             out[gvar], transform = _with_packed_arguments(func, rewriter)
             if transform is not None:
                 out[name + TRANSFORM_SUFFIX] = transform
@@ -154,10 +155,10 @@ class QuantizeMatmulWeights:
                 continue
             seen.add(site.source)
             n, k = site.shape
-            layout = PackedLayout(n, k, self.config.quant, self.lanes)
+            layout = PackedLayout(n, k, self.spec, self.lanes)
             width = tvm.DataType(str(site.source.ty.dtype)).bits // 8
             row = QuantizedWeight(
-                function, site.binding.name, site.name, str(self.config.quant), (n, k),
+                function, site.binding.name, site.name, str(self.spec), (n, k),
                 n * k * width, layout.nbytes,
             )  # fmt: skip
             self.report.quantized.append(row)
@@ -220,9 +221,9 @@ def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
 class _Quantizer(PyExprMutator):
     """Rewrites the calls of one function; `parts` holds the packed parts of each weight."""
 
-    def __init__(self, mod: IRModule, config: Config, lanes: int, sites: list[WeightSite]) -> None:
+    def __init__(self, mod: IRModule, spec: QuantSpec, lanes: int, sites: list[WeightSite]) -> None:
         super().__init__(mod)
-        self.spec, self.lanes = config.quant, lanes
+        self.spec, self.lanes = spec, lanes
         self.sites = {site.binding: site for site in sites}
         self.parts: dict[relax.Expr, tuple[WeightSite, list[relax.Expr]]] = {}
         for site in sites:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 _CPU = 1
 
 
-Array = Tensor | np.ndarray
+Array: TypeAlias = Tensor | np.ndarray
 
 
 def as_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
@@ -34,7 +34,8 @@ def as_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
     SitsError
         With every value that is neither.
     """
-    arrays, found = {}, []
+    arrays: dict[str, Array] = {}
+    found = []
     for name, value in params.items():
         if isinstance(value, Tensor | np.ndarray):
             arrays[name] = value
@@ -70,7 +71,9 @@ def bind_names(mod: IRModule, params: Mapping[str, Array]) -> IRModule:
     SitsError
         With every parameter that is missing, unknown, out of order, or of the wrong type.
     """
-    out, found, taken = mod.clone(), [], set()
+    out = mod.clone()
+    found: list[Diagnostic] = []
+    taken: set[str] = set()
     for name, func in public_functions(mod).items():
         if "num_input" not in (func.attrs or {}):
             named = [argument.name in params for argument in func.params]
@@ -100,8 +103,10 @@ def pack_params(mod: IRModule, params: Mapping[str, Array]) -> tuple[IRModule, d
     SitsError
         With every weight that holds NaN or infinite values, or whose scale overflows.
     """
-    out, values, found = mod.clone(), {}, []
-    functions, cache = public_functions(mod), {}
+    out, functions = mod.clone(), public_functions(mod)
+    values: dict[str, Any] = {}
+    cache: dict[tuple[str, str], tuple[Tensor, ...]] = {}
+    found: list[Diagnostic] = []
     for name, func in functions.items():
         if name.endswith(TRANSFORM_SUFFIX):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -213,8 +214,8 @@ def _reshape(bb: relax.BlockBuilder, x: relax.Expr, shape: Sequence[object]) -> 
     return bb.emit(relax.op.reshape(x, relax.ShapeExpr(list(shape))))
 
 
-def _product(shape: Sequence[object]) -> object:
-    rows: object = 1
+def _product(shape: Sequence[Any]) -> Any:
+    rows: Any = 1
     for extent in shape:
         rows = rows * extent if not _is_one(rows) else extent
     return rows
