@@ -69,7 +69,9 @@ def _problems(log: str, source: str, ptx: str) -> list[Diagnostic]:
     """nvcc's errors, each with the kernel around its line."""
     problems = []
     for line in log.splitlines():
-        if not re.search(r"\b(error|fatal)\b", line) or re.search(r"errors? detected", line):
+        if not re.search(r"\b(error|fatal)\b", line) or re.search(
+            r"errors? detected|aborted due to errors", line
+        ):
             continue
         kernel = _kernel_of(line, source, ptx)
         found = re.sub(r"^.*?(?=\berror|\bfatal)", "", line)

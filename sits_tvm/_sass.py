@@ -13,7 +13,8 @@ from pathlib import Path
 CLASSES = ("HMMA", "IMMA", "HGMMA", "IGMMA", "FFMA", "LOP3", "CALL", "LDL", "STL")
 """Instruction classes that every count has a total for, be it 0."""
 
-_MATH = ("HMMA", "IMMA", "HGMMA", "IGMMA", "QGMMA", "FFMA", "HFMA2", "IDP", "DFMA")
+# A call counts as arithmetic: it is how an emulated MMA looks from a loop.
+_MATH = ("HMMA", "IMMA", "HGMMA", "IGMMA", "QGMMA", "FFMA", "HFMA2", "IDP", "DFMA", "CALL")
 _BYTES = 16  # of an instruction, since sm_70
 
 

@@ -1,0 +1,301 @@
+"""CUDA text becomes machine code; what is read back is compared with nvdisasm's text output."""
+
+import re
+import subprocess
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from sits_tvm import device_code
+from sits_tvm._sass import Instruction, count, main_loop
+from sits_tvm.device_code import (
+    Launch,
+    check_device_code,
+    check_launches,
+    compile_device_code,
+    find_toolkit,
+    record_launches,
+)
+from sits_tvm.diagnostics import SitsError, collect
+from sits_tvm.quick_parsing import load_tensor_intrinsics
+from sits_tvm.report import Kernel, Report
+from sits_tvm.target import parse_target
+
+needs_nvcc = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
+
+HANDWRITTEN = r"""
+#include <cstdint>
+#include <mma.h>
+extern "C" __global__ void __launch_bounds__(32) int4_mma_kernel(int* a, int* b, int n) {
+  int c[4] = {0, 0, 0, 0};
+  for (int i = 0; i < n; i++)
+    asm volatile("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},"
+                 "{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[i]), "r"(a[i + 1]), "r"(a[i + 2]), "r"(a[i + 3]),
+                   "r"(b[i]), "r"(b[i + 1]));
+  b[threadIdx.x] = c[0] + c[1] + c[2] + c[3];
+}
+extern "C" __global__ void __launch_bounds__(1024) spill_kernel(const float* a, float* b) {
+  float x[80];
+  for (int i = 0; i < 80; i++) x[i] = a[i * 1024 + threadIdx.x];
+  __syncthreads();
+  for (int i = 0; i < 80; i++) b[i * 1024 + threadIdx.x] = x[i] * x[(i * 31 + 7) % 80];
+}
+extern "C" __global__ void __launch_bounds__(32) copy_kernel(const uint4* a, uint4* b, short* c) {
+  __shared__ uint4 s[32];
+  s[threadIdx.x] = a[threadIdx.x];
+  __syncthreads();
+  b[threadIdx.x] = s[31 - threadIdx.x];
+  c[threadIdx.x] += 1;
+}
+"""
+
+
+@I.ir_module
+class Linear:
+    @R.function
+    def main(x: R.Tensor(("n", 512), "float16"), w: R.Tensor((1024, 512), "float16")) -> R.Tensor(
+        ("n", 1024), "float16"
+    ):
+        with R.dataflow():
+            y = R.nn.softmax(R.matmul(x, R.permute_dims(w)), axis=-1)
+            R.output(y)
+        return y
+
+
+def holding(source):
+    """What an executable with this CUDA text looks like from outside."""
+    cuda = SimpleNamespace(kind="cuda", imports=[], inspect_source=lambda: source)
+    return SimpleNamespace(mod=SimpleNamespace(kind="vm", imports=[cuda]))
+
+
+@pytest.fixture(scope="module")
+def linear():
+    target = parse_target("cuda -arch=sm_90")
+    load_tensor_intrinsics()
+    with record_launches() as launches:
+        executable = relax.build(Linear, target)
+    return SimpleNamespace(executable=executable, target=target, launches=launches)
+
+
+@pytest.fixture(scope="module")
+def handwritten():
+    code = compile_device_code(holding(HANDWRITTEN), "sm_90")
+    return SimpleNamespace(code=code, **{kernel.name: kernel for kernel in code.kernels})
+
+
+def test_launches_are_recorded_with_symbolic_extents(linear):
+    gemm, softmax, transpose = (linear.launches[name] for name in sorted(linear.launches))
+    assert gemm.grid[0] == "(n + 127) // 128"
+    assert softmax == Launch(("n",), ("256",), softmax.static_smem, 0)
+    assert transpose.block == ("1024",)
+    assert gemm.dynamic_smem > 0 == transpose.dynamic_smem
+
+
+@needs_nvcc
+def test_report_describes_every_kernel(linear):
+    report = Report(kernels=[Kernel("softmax", "dlight", "default"), Kernel("host_only", "", "")])
+    cubins = check_device_code(linear.executable, linear.target, report, linear.launches)
+    kernels = {kernel.name: kernel for kernel in report.kernels}
+    assert set(kernels) == {*linear.launches, "host_only"}
+    assert kernels["softmax_kernel"].family == "dlight"
+    assert kernels["softmax_kernel"].sass["HMMA"] == 0
+    gemm = kernels["matmul_kernel"]
+    assert (gemm.grid, gemm.spills) == (linear.launches["matmul_kernel"].grid, 0)
+    assert 0 < gemm.loop_sass["HMMA"] < gemm.sass["HMMA"] == text_counts(cubins[0])["HMMA"]
+    assert all(cubin.startswith(b"\x7fELF") for cubin in cubins)
+
+
+def text_counts(cubin):
+    """Opcode classes in a cubin, counted in the other format that nvdisasm writes."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [find_toolkit().nvdisasm, "-c", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d\s+)?([A-Z0-9]+)", text)
+    return {name: names.count(name) for name in set(names)}
+
+
+@needs_nvcc
+def test_emulated_int4_mma_shows_as_a_call(handwritten):
+    kernel = handwritten.int4_mma_kernel
+    called = [name for name in kernel.loop_sass if name.startswith("CALL:")]
+    assert len(called) == 1
+    assert "sub_byte" in called[0]
+    assert kernel.loop_sass["CALL"] == kernel.loop_sass[called[0]] > 0
+    assert kernel.sass["IMMA"] == kernel.sass["IMMA.16832.S8.S8"] == 2
+
+
+@needs_nvcc
+def test_native_int4_mma_of_ampere_is_an_instruction():
+    (kernel, *_) = [
+        kernel
+        for kernel in compile_device_code(holding(HANDWRITTEN), "sm_80").kernels
+        if kernel.name == "int4_mma_kernel"
+    ]
+    assert kernel.sass["CALL"] == 0
+    assert kernel.sass["IMMA.16864.S4.S4"] == kernel.sass["IMMA"] > 0
+
+
+@needs_nvcc
+def test_spills_registers_and_shared_memory_are_read(handwritten):
+    assert handwritten.spill_kernel.spills > 0
+    assert handwritten.spill_kernel.registers <= 65536 // 1024
+    assert handwritten.spill_kernel.sass["STL"] > 0
+    assert handwritten.copy_kernel.static_smem == 32 * 16
+    assert handwritten.copy_kernel.spills == 0
+
+
+@needs_nvcc
+def test_wide_and_narrow_loads_are_told_apart(handwritten):
+    sass = handwritten.copy_kernel.sass
+    assert (sass["LDG.128"], sass["LDG.narrow"]) == (1, 1)
+
+
+@needs_nvcc
+def test_counts_agree_with_the_text_of_nvdisasm(handwritten):
+    text = text_counts(handwritten.code.cubins[0])
+    for name in ("IMMA", "LOP3", "CALL", "LDL", "STL"):
+        ours = sum(kernel.sass[name] for kernel in handwritten.code.kernels)
+        assert ours == text.get(name, 0), name
+
+
+BROKEN = r"""
+#include <cuda_fp16.h>
+extern "C" __global__ void good_kernel(half* a);
+extern "C" __global__ void bad_kernel(half* a);
+extern "C" __global__ void __launch_bounds__(32) good_kernel(half* a) {
+  a[0] = hrint(a[0]);
+}
+extern "C" __global__ void __launch_bounds__(32) bad_kernel(half* a) {
+  a[0] = hnearbyint(a[0]);
+}
+extern "C" __global__ void __launch_bounds__(32) worse_kernel(half* a) {
+  a[0] = hsinh(a[0]);
+}
+"""
+
+
+@needs_nvcc
+def test_an_error_names_the_kernel_and_all_are_listed():
+    with pytest.raises(SitsError) as caught:
+        compile_device_code(holding(BROKEN), "sm_90")
+    bad, worse = caught.value.diagnostics
+    assert bad.code == worse.code == "device-code-invalid"
+    assert (bad.function, worse.function) == ("bad", "worse")
+    assert 'kernel bad_kernel does not compile: error: identifier "hnearbyint"' in bad.message
+
+
+@needs_nvcc
+def test_an_error_of_ptxas_names_the_kernel():
+    source = """
+extern "C" __global__ void first_kernel(int* a) {
+  a[0] = 1;
+}
+extern "C" __global__ void second_kernel(int* a) {
+  asm volatile("wgmma.fence.sync.aligned;");
+}
+"""
+    with pytest.raises(SitsError) as caught:
+        compile_device_code(holding(source), "sm_90")
+    assert {problem.function for problem in caught.value.diagnostics} == {"second"}
+    assert "wgmma.fence" in caught.value.diagnostics[0].message
+
+
+@needs_nvcc
+def test_too_much_static_shared_memory_names_the_kernel():
+    source = """
+extern "C" __global__ void big_kernel(int* a) {
+  __shared__ int s[20000];
+  s[threadIdx.x] = a[threadIdx.x];
+  __syncthreads();
+  a[threadIdx.x] = s[31 - threadIdx.x];
+}
+"""
+    with pytest.raises(SitsError) as caught:
+        compile_device_code(holding(source), "sm_90")
+    assert caught.value.diagnostics[0].function == "big"
+
+
+def test_launches_beyond_the_hardware_are_refused_before_nvcc():
+    launches = {
+        "static_kernel": Launch(("n",), ("32",), 49153, 0),
+        "dynamic_kernel": Launch(("n",), ("32",), 0, 232449),
+        "threads_kernel": Launch(("n",), ("64", "32"), 0, 0),
+        "fine_kernel": Launch(("n",), ("64", "16"), 49152, 232448),
+        "symbolic_kernel": Launch(("n",), ("n",), 0, "n * 4"),
+    }
+    with pytest.raises(SitsError) as caught:
+        check_launches(launches, "sm_90a")
+    found = {problem.function: problem.message for problem in caught.value.diagnostics}
+    assert set(found) == {"static", "dynamic", "threads"}
+    assert "49153 bytes of static shared memory, more than the 49152" in found["static"]
+    assert "232448 of sm_90a" in found["dynamic"]
+    assert "2048 threads" in found["threads"]
+
+
+def test_without_nvcc_the_kernels_are_named_and_the_remedy_is_given(linear, monkeypatch):
+    monkeypatch.setattr(device_code, "find_toolkit", lambda: None)
+    report = Report()
+    with collect() as notes:
+        assert check_device_code(linear.executable, linear.target, report, linear.launches) == []
+    assert [note.code for note in notes] == ["device-code-not-checked"]
+    assert "pip install 'sits_tvm[cuda]'" in notes[0].help
+    kernels = {kernel.name: kernel for kernel in report.kernels}
+    assert set(kernels) == set(linear.launches)
+    assert kernels["transpose_kernel"].block == ("1024",)
+    assert kernels["transpose_kernel"].registers is None
+    with pytest.raises(SitsError, match="nvcc-missing"):
+        compile_device_code(linear.executable, "sm_90")
+
+
+def test_other_instruments_keep_running():
+    import tvm
+
+    seen = []
+
+    @tvm.ir.instrument.pass_instrument
+    class Names:
+        def run_after_pass(self, _mod, info):
+            seen.append(info.name)
+
+    with tvm.transform.PassContext(opt_level=3, instruments=[Names()]), record_launches():
+        assert tvm.transform.PassContext.current().opt_level == 3
+        relax.transform.LegalizeOps()(Linear)
+    assert "LegalizeOps" in seen
+
+
+def sass(*lines):
+    return [Instruction(*line.partition(" ")[::2]) for line in lines]
+
+
+def test_main_loop_is_the_innermost_that_multiplies():
+    """The wait at 2 does not make the loop around it an outer one; the outer loop is no match."""
+    code = sass(
+        "MOV R1,RZ",  # 0x00
+        "LDG.E.128 R4,[R2]",  # 0x10: main loop
+        "SYNCS.TRY R3",  # 0x20: wait
+        "BRA 0x20",  # 0x30
+        "HMMA.16816.F32 R8,R4,R6,R8",  # 0x40
+        "BRA P0,0x10",  # 0x50
+        "FFMA R1,R1,R2,R3",  # 0x60
+        "BRA 0x0",  # 0x70: outer loop
+        "EXIT",  # 0x80
+        "BRA 0x90",  # 0x90: the trap after EXIT
+    )
+    found = count(main_loop(code))
+    assert (found["total"], found["HMMA"], found["FFMA"], found["LDG.128"]) == (5, 1, 0, 1)
+
+
+def test_a_loop_without_arithmetic_is_no_main_loop():
+    assert main_loop(sass("LDG.E R4,[R2]", "BRA P0,0x0", "EXIT")) == []
+
+
+def test_padding_is_not_counted():
+    assert count(sass("EXIT", "NOP", "NOP"))["total"] == 1
