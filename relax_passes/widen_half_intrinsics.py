@@ -10,12 +10,9 @@ from tvm.ir import Call, Op, PrimType
 from tvm.ir.transform import PassContext
 
 _HALF = ("float16", "bfloat16")
-# CUDA has these as hexp, hrint and so on. For all others TVM emits a name that no header
-# declares (hnearbyint, hsinh), one that narrows bfloat16 to float16 (htan), or nothing (acos).
-_NATIVE = {
-    *("exp", "exp2", "exp10", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tanh"),
-    *("floor", "ceil", "trunc", "round", "fabs"),
-}
+# For these TVM emits a name that no CUDA header declares (hnearbyint, hsinh), one that narrows
+# bfloat16 to float16 (htan), or nothing (acos); LLVM lacks most of them in half precision too.
+# CUDA has the others for both half types, as hexp, hrint and so on.
 _WIDENED = {
     *("nearbyint", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh"),
     *("erf", "log1p", "pow", "fmod", "atan2", "hypot", "copysign", "sigmoid"),

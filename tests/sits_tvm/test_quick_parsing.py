@@ -1,0 +1,51 @@
+import inspect
+
+from tvm.ir import assert_structural_equal
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from sits_tvm.quick_parsing import quick_stack
+
+
+def parsed(n):
+    """A module that needs everything TVM reads of the stack: a class, and a name from outside."""
+
+    @I.ir_module
+    class Module:
+        @T.prim_func(s_tir=True)
+        def double(a: T.Buffer((n,), "float32"), b: T.Buffer((n,), "float32")):
+            for i in range(n):
+                with T.sblock("double"):
+                    v = T.axis.spatial(n, i)
+                    b[v] = a[v] * T.float32(2)
+
+        @R.function
+        def main(x: R.Tensor((n,), "float32")) -> R.Tensor((n,), "float32"):
+            return R.call_tir(Module.double, (x,), out_ty=R.Tensor((n,), "float32"))
+
+    return Module
+
+
+def test_tvmscript_means_the_same():
+    slow = parsed(8)
+    with quick_stack():
+        assert_structural_equal(parsed(8), slow)
+
+
+def test_frames_are_those_of_the_standard_library():
+    def fields(frames):
+        return [(f.filename, f.function, f.code_context and f.code_context[0]) for f in frames]
+
+    slow = fields(inspect.stack())
+    with quick_stack():
+        quick = fields(inspect.stack())
+    assert quick[1:] == slow[1:]
+    assert inspect.stack is not quick_stack
+
+
+def test_the_slow_one_comes_back():
+    before = inspect.stack
+    with quick_stack():
+        assert inspect.stack is not before
+    assert inspect.stack is before
