@@ -76,7 +76,7 @@ def attention(
         For an attribute outside these; all of them. Shapes are checked where the call gets its
         type (`BlockBuilder.emit`, TVMScript), as a ValueError that lists all of them.
     """
-    attributes = {
+    attributes: dict[str, Any] = {
         "scale": _default_scale(q) if scale is None else scale,
         "causal": causal,
         "window": window,
@@ -121,11 +121,11 @@ def _attribute_problems(attrs: dict[str, Any]) -> Iterator[str]:
         yield f"softmax_dtype={attrs['softmax_dtype']!r} is not one of {', '.join(_FLOATS)}"
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     return (_is_int(value) or isinstance(value, float)) and math.isfinite(value)
 
 
@@ -195,10 +195,10 @@ def _bias_problems(call: relax.Call) -> Iterator[str]:
         return
     if str(bias.dtype) not in ("bool", *_FLOATS):
         yield f"bias is {bias.dtype}; write bool (True = visible) or a float to add"
-    shape = _shape(bias)
-    if shape is None or _shape(q) is None or _shape(k) is None:
+    shape, q_shape, k_shape = _shape(bias), _shape(q), _shape(k)
+    if shape is None or q_shape is None or k_shape is None:
         return
-    scores = [*_shape(q)[:3], _shape(k)[2]]
+    scores = [*q_shape[:3], k_shape[2]]
     pairs = zip(reversed(shape), reversed(scores), strict=False)
     if not all(_same(a, 1) or _same(a, b) for a, b in pairs):
         yield f"bias {_show(shape)} does not broadcast to (B, H, Sq, Sk) = {_show(scores)}"

@@ -116,11 +116,20 @@ def sites_of(run: Callable[[], Any], model: PreTrainedModel) -> Iterator[Sites]:
     token = _SITES.set(sites)
     try:
         with _implementation(model, "sits-read"):
-            run()
+            _read_sites(run)
         with _implementation(model, "sits"):
             yield sites
     finally:
         _SITES.reset(token)
+
+
+def _read_sites(run: Callable[[], Any]) -> None:
+    try:
+        run()
+    except NotExpressible:
+        raise
+    except Exception as error:  # code of the model, which meets a Mask where it knows tensors
+        raise NotExpressible(f"it works on masks by itself ({error})") from error
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, emit
 from sits_tvm.frontends._hf_attention import NotExpressible, Sites, sites_of
@@ -26,6 +26,7 @@ class Forward(nn.Module):
         self._modules, self._parameters = model._modules, model._parameters
         self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self.config = model.config.get_text_config()
         self._call, self._keep = model.forward, logits_to_keep
         accepted = inspect.signature(model.forward).parameters
         self._options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
@@ -37,7 +38,11 @@ class Forward(nn.Module):
         inputs = {} if attention_mask is None else {"attention_mask": attention_mask}
         out = self._call(input_ids=input_ids, **inputs, **self._options)
         out = out.logits if hasattr(out, "logits") else out.last_hidden_state
-        return out[:, -self._keep :] if self._slices else out
+        if not self._slices:
+            return out
+        if out.ndim != 3:
+            raise ValueError(f"logits_to_keep needs (b, s, n) logits, not {tuple(out.shape)}")
+        return out[:, -self._keep :]
 
 
 def export(model: PreTrainedModel, logits_to_keep: int, max_seq_len: int | None) -> ExportedProgram:
@@ -48,8 +53,8 @@ def export(model: PreTrainedModel, logits_to_keep: int, max_seq_len: int | None)
     tokens = _tokens(model, max_seq_len)
     forward = Forward(model, logits_to_keep)
     with torch.no_grad(), _evaluation(model):
+        expected = _trial(forward, tokens)
         try:
-            expected = forward(tokens)
             with sites_of(lambda: forward(tokens), model) as sites:
                 _check(sites, model, forward(tokens), expected)
                 return _trace(forward, {"input_ids": tokens}, max_seq_len)
@@ -59,6 +64,14 @@ def export(model: PreTrainedModel, logits_to_keep: int, max_seq_len: int | None)
         if "attention_mask" in inspect.signature(model.forward).parameters:
             inputs["attention_mask"] = torch.ones_like(tokens)
         return _trace(forward, inputs, max_seq_len)
+
+
+def _trial(forward: Forward, tokens: Tensor) -> Tensor:
+    try:
+        return forward(tokens)
+    except Exception as error:
+        message = f"the model does not run on input_ids alone: {type(error).__name__}: {error}"
+        _refuse("model-not-supported", message)
 
 
 def _check(sites: Sites, model: PreTrainedModel, found: Tensor, expected: Tensor) -> None:
@@ -74,22 +87,34 @@ def _check(sites: Sites, model: PreTrainedModel, found: Tensor, expected: Tensor
 
 
 def _trace(forward: Forward, inputs: dict[str, Tensor], longest: int | None) -> ExportedProgram:
-    batch, length = Dim("b", min=1), Dim("s", min=1, max=longest)
-    shapes = {name: {0: batch, 1: length} for name in inputs}
-    try:
-        return torch.export.export(forward, (), inputs, dynamic_shapes=shapes, strict=False)
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        message = f"torch.export fails: {type(error).__name__}: {' '.join(lines[:3])}"
-        advice = "export it yourself with the shapes it allows, then from_torch(exported_program)"
-        raise SitsError([Diagnostic.error("export-failed", message, help=advice)]) from error
+    """Symbolic batch and sequence, bounded where the model or `longest` bounds it."""
+    positions = _max_positions(forward.config)
+    bounds = dict.fromkeys([longest, min(longest or positions, positions)])
+    dims = [(Dim("b", min=1), Dim("s", min=1, max=bound)) for bound in bounds]
+    for attempt in [*dims, (Dim.AUTO, Dim.AUTO(max=longest))]:
+        try:
+            return _export(forward, inputs, attempt)
+        except Exception as error:
+            failure = error
+    lines = [line for line in str(failure).splitlines() if line.strip()]
+    _refuse("export-failed", f"torch.export: {type(failure).__name__}: {' '.join(lines[:3])}")
+
+
+def _export(forward: Forward, inputs: dict[str, Tensor], dims: tuple) -> ExportedProgram:
+    shapes = {name: dict(enumerate(dims)) for name in inputs}
+    return torch.export.export(forward, (), inputs, dynamic_shapes=shapes, strict=False)
 
 
 def _tokens(model: PreTrainedModel, longest: int | None) -> Tensor:
     """(2, ≤ 16) int64 ids: two sequences that differ, short enough for the model."""
     config = model.config.get_text_config()
-    length = min(16, longest or 16, getattr(config, "max_position_embeddings", None) or 16)
-    return torch.arange(2 * length).mul(7).add(3).remainder(config.vocab_size).view(2, length)
+    length = min(16, longest or 16, _max_positions(config))
+    tokens = torch.arange(2 * length, device=model.device).mul(7).add(3)
+    return tokens.remainder(config.vocab_size).view(2, length)
+
+
+def _max_positions(config: PretrainedConfig) -> int:
+    return getattr(config, "max_position_embeddings", None) or 1 << 20
 
 
 @contextmanager
@@ -106,3 +131,8 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
 def _note(model: PreTrainedModel, reason: NotExpressible) -> None:
     message = f"{type(model).__name__} keeps the attention and masks of transformers: {reason}"
     emit(Diagnostic.note("attention-not-recognised", message, function="main"))
+
+
+def _refuse(code: str, message: str) -> NoReturn:
+    advice = "export the model with its own inputs and shapes, then from_torch(exported_program)"
+    raise SitsError([Diagnostic.error(code, message, help=advice)])

@@ -49,7 +49,7 @@ class GGUFFile:
         if size < 24:
             _refuse("gguf-damaged", self.path, f"{size} bytes are no GGUF file")
         self._bytes, self._at = np.memmap(self.path, np.uint8, mode="r"), 0
-        self._view = memoryview(self._bytes)
+        self._view: memoryview = self._bytes.data
         try:
             self._read_header()
         except (struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
@@ -75,6 +75,7 @@ class GGUFFile:
         if kind != _ARRAY:
             return SimpleNamespace(types=[kind], parts=[self._value(kind)], data=[0])
         kind, count = self._number("I"), self._number("Q")
+        values: Any
         if kind in _SCALARS:
             dtype = np.dtype("<" + _SCALARS[kind])
             values = np.frombuffer(self._take(count * dtype.itemsize), dtype).reshape(-1, 1)
@@ -90,7 +91,7 @@ class GGUFFile:
     def _tensor(self, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> Any:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        if kind not in iter(GGMLQuantizationType):
+        if kind not in list(GGMLQuantizationType):
             _refuse("gguf-not-supported", self.path, f"tensor {name} has the unknown type {kind}")
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         rows = (*shape[:-1], shape[-1] // block * size)
@@ -144,12 +145,16 @@ def load_gguf(path: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
             skeleton = AutoModelForCausalLM.from_config(config)
         tensors = _tensors(file, skeleton, header, dtype or torch.float32)
         model, loaded = type(skeleton).from_pretrained(
-            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+            None, config=config, state_dict=tensors, dtype=dtype, **REPORTING
         )
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
         _refuse("gguf-not-supported", path, f"{type(error).__name__}: {error}")
     refuse_incomplete(path, loaded)
     return model
+
+
+# transformers then returns what it did not find, which `refuse_incomplete` lists.
+REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
 def refuse_incomplete(path: Path, loaded: dict[str, Any]) -> None:
@@ -180,7 +185,6 @@ def _tensors(
     file: GGUFFile, skeleton: PreTrainedModel, header: dict[str, Any], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """By Hugging Face name, dequantized; one at a time in float32."""
-    import torch
     from transformers import modeling_gguf_pytorch_utils as hf
 
     architecture = file.fields["general.architecture"].parts[0].decode()
@@ -195,19 +199,27 @@ def _tensors(
             parsed_parameters=header,
         )
         if found.name in names:
-            weights = torch.from_numpy(np.ascontiguousarray(found.weights))
-            header["tensors"][names[found.name]] = weights.to(dtype)
+            header["tensors"][names[found.name]] = _aligned(found.weights).to(dtype)
     return header["tensors"]
+
+
+def _aligned(array: np.ndarray) -> torch.Tensor:
+    """A tensor at an address that TVM takes without a copy; the array's own where it can be."""
+    import torch
+
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.clone() if tensor.data_ptr() % 64 else tensor
 
 
 def _dequantize(tensor: SimpleNamespace) -> np.ndarray:
     """float32 of the logical shape, a few rows at a time."""
+    import torch
     from gguf import dequantize
     from gguf.quants import quant_shape_from_byte_shape
 
     shape = quant_shape_from_byte_shape(tensor.data.shape, tensor.tensor_type)
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-    out = np.empty((len(rows), shape[-1]), np.float32)
+    out = torch.empty(len(rows), shape[-1]).numpy()  # aligned to 64 bytes, unlike NumPy's
     step = max(1, _ELEMENTS_AT_ONCE // shape[-1])
     for i in range(0, len(rows), step):
         out[i : i + step] = dequantize(rows[i : i + step], tensor.tensor_type)

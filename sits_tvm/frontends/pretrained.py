@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tvm import IRModule
+from tvm import IRModule, tirx
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.frontends.gguf import load_gguf, refuse_incomplete
+from sits_tvm.frontends.gguf import REPORTING, load_gguf, refuse_incomplete
 from sits_tvm.frontends.torch import convert_exported_program
 
 if TYPE_CHECKING:
@@ -72,7 +72,22 @@ def from_pretrained(
     model = _model(model_or_path, dtype)
     program = export(model, logits_to_keep, max_seq_len)
     del model
-    return convert_exported_program(program, {"attention.default": convert})
+    mod, params = convert_exported_program(program, {"attention.default": convert})
+    return _name_dimensions(mod), params
+
+
+def _name_dimensions(mod: IRModule) -> IRModule:
+    """torch calls the dimensions s72 and s70, or the like; they are b and s."""
+    main = mod["main"]
+    dims = zip(main.params[0].ty.shape, ("b", "s"), strict=True)
+    new = {old: tirx.Var(name, "int64") for old, name in dims if isinstance(old, tirx.Var)}
+    names = {old.name: var.name for old, var in new.items()}
+    main = main.bind_symbolic_vars(new)
+    for key in ("tir_var_lower_bound", "tir_var_upper_bound"):
+        if key in main.attrs:
+            bounds = {names.get(name, name): bound for name, bound in main.attrs[key].items()}
+            main = main.with_attr(key, bounds)
+    return IRModule({mod.get_global_var("main"): main}, attrs=mod.attrs)
 
 
 def _check_options(dtype: str | None, logits_to_keep: int, max_seq_len: int | None) -> None:
@@ -135,7 +150,7 @@ def _load_directory(path: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         names = getattr(config, "architectures", None) or ["AutoModel"]
         loader = getattr(transformers, names[0], transformers.AutoModel)
         model, loaded = loader.from_pretrained(
-            path, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
+            path, dtype=dtype or "auto", local_files_only=True, **REPORTING
         )
     except Exception as error:
         _refuse("model-not-loaded", f"{path}: {type(error).__name__}: {error}", _ADVICE)

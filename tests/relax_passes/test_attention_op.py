@@ -114,8 +114,15 @@ def test_empty_rows_are_what_was_asked_for(empty_row):
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [((), "float32"), ((6,), "bool"), ((5, 6), "bool"), ((5, 6), "float32")]
-    + [((2, 1, 5, 6), "bool"), ((1, 4, 1, 6), "float32"), ((2, 4, 5, 1), "float32")],
+    [
+        ((), "float32"),
+        ((6,), "bool"),
+        ((5, 6), "bool"),
+        ((5, 6), "float32"),
+        ((2, 1, 5, 6), "bool"),
+        ((1, 4, 1, 6), "float32"),
+        ((2, 4, 5, 1), "float32"),
+    ],
 )
 def test_bias_broadcasts(shape, kind):
     q, k, v = draw(2, 4, 5, 8), draw(2, 2, 6, 8, seed=1), draw(2, 2, 6, 8, seed=2)

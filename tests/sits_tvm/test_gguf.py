@@ -1,0 +1,151 @@
+"""GGUF files: a small one written with the gguf package, whole and damaged in every way."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from sits_tvm.diagnostics import SitsError
+from sits_tvm.frontends.gguf import GGUFFile, load_gguf
+
+torch = pytest.importorskip("torch")
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.0.attn_norm": "model.layers.0.input_layernorm",
+    "blk.0.ffn_norm": "model.layers.0.post_attention_layernorm",
+    "blk.0.attn_q": "model.layers.0.self_attn.q_proj",
+    "blk.0.attn_k": "model.layers.0.self_attn.k_proj",
+    "blk.0.attn_v": "model.layers.0.self_attn.v_proj",
+    "blk.0.attn_output": "model.layers.0.self_attn.o_proj",
+    "blk.0.attn_q_norm": "model.layers.0.self_attn.q_norm",
+    "blk.0.attn_k_norm": "model.layers.0.self_attn.k_norm",
+    "blk.0.ffn_gate": "model.layers.0.mlp.gate_proj",
+    "blk.0.ffn_up": "model.layers.0.mlp.up_proj",
+    "blk.0.ffn_down": "model.layers.0.mlp.down_proj",
+}
+
+
+def original():
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=40,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+        tie_word_embeddings=False,
+    )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def write(path, model, skip=(), architecture="qwen3"):
+    """The model with matrices as Q8_0; the values that a reader should find, by name."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(128)
+    writer.add_value_length(128)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_token_list([f"t{i}" for i in range(40)])
+    writer.add_token_scores([0.5] * 40)
+    state, expected, q8 = model.state_dict(), {}, gguf.GGMLQuantizationType.Q8_0
+    for short, name in NAMES.items():
+        if short in skip:
+            continue
+        value = state[f"{name}.weight"].numpy()
+        if value.ndim == 2:
+            packed = gguf.quantize(value, q8)
+            value = gguf.dequantize(packed, q8)
+            writer.add_tensor(f"{short}.weight", packed, raw_dtype=q8)
+        else:
+            writer.add_tensor(f"{short}.weight", value)
+        expected[f"{name}.weight"] = value
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    return path, write(path, original())
+
+
+def refused(code, path):
+    with pytest.raises(SitsError) as caught:
+        load_gguf(path)
+    assert {d.code for d in caught.value.diagnostics} == {code}
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_reads_what_the_gguf_package_reads(file):
+    path, _ = file
+    ours, theirs = GGUFFile(path), gguf.GGUFReader(path)
+    for name, field in ours.fields.items():
+        found = [
+            bytes(p) if isinstance(p, bytes) else p[0] for p in (field.parts[i] for i in field.data)
+        ]
+        want = [theirs.fields[name].parts[i] for i in theirs.fields[name].data]
+        want = [bytes(w) if field.types[-1] == 8 else w[0] for w in want]
+        assert found == want
+    assert [t.name for t in ours.tensors] == [t.name for t in theirs.tensors]
+    for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
+        np.testing.assert_array_equal(mine.data.reshape(-1), other.data.reshape(-1).view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_weights_are_the_dequantized_ones(file, dtype):
+    path, expected = file
+    model = load_gguf(path, getattr(torch, dtype) if dtype else None)
+    state = model.state_dict()
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(state[name].numpy(), value.astype(dtype or "float32"))
+    assert model.config.vocab_size == 40
+    assert all(p.data_ptr() % 64 == 0 for p in model.parameters())  # no copy on the way to TVM
+
+
+def test_a_file_cut_off_anywhere_is_refused(file):
+    path, _ = file
+    whole = path.read_bytes()
+    header, data = (0, 3, 23, 24, 100, 500), (len(whole) // 2, len(whole) - 40)
+    for size in header + data:
+        path.write_bytes(whole[:size])
+        assert "again" in refused("gguf-damaged" if size in header else "gguf-truncated", path)
+
+
+def test_other_files_are_named(file):
+    path, _ = file
+    whole = path.read_bytes()
+    path.write_bytes(b"PK\x03\x04" + whole[4:])
+    assert "starts with b'PK" in refused("gguf-damaged", path)
+    path.write_bytes(whole[:4] + struct.pack("<I", 9) + whole[8:])
+    assert "version 9" in refused("gguf-not-supported", path)
+    path.write_bytes(whole[:16] + struct.pack("<Q", 1 << 60) + whole[24:])
+    refused("gguf-damaged", path)
+
+
+def test_unknown_architecture_and_missing_weights(tmp_path):
+    path = tmp_path / "other.gguf"
+    write(path, original(), architecture="no-such")
+    assert "no-such" in refused("gguf-not-supported", path)
+    write(path, original(), skip=("blk.0.ffn_up", "output_norm"))
+    text = refused("weights-incomplete", path)
+    assert "model.layers.0.mlp.up_proj.weight is missing" in text
+    assert "model.norm.weight is missing" in text
