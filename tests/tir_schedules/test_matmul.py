@@ -227,8 +227,13 @@ def test_leaves_other_functions_alone():
 
     assert decline(_matmul(16, 16, "int32"))
     assert decline(_matmul(16, 16, "float64"))
+    assert not decline(_matmul(16, 16, out=lambda y: te.compute(y.shape, lambda i, j: -y[i, j])))
     assert decline(_matmul(16, 16, out=lambda y: te.compute(y.shape, lambda i, j: y[i, 15 - j])))
-    assert decline(_matmul(16, 16, out=lambda y: te.compute((y.shape[0], 8), lambda i, j: y[i, j])))
+
+    def sliced(y):
+        return te.compute((y.shape[0], tirx.IntImm("int64", 8)), lambda i, j: -y[i, j])
+
+    assert decline(_matmul(16, 16, out=sliced))
     x = te.placeholder((8, 8), name="x")
     r = te.reduce_axis((0, 8))
     assert decline(te.create_prim_func([x, te.compute((8,), lambda i: te.sum(x[i, r], axis=r))]))
