@@ -1,6 +1,6 @@
 """Matrix products on this CPU: ours against torch float32, alternated in one run.
 
-    TVM_NUM_THREADS=2 python tests/benchmarks/bench_kernels.py [--json] [--rounds 7]
+    PYTHONPATH=. TVM_NUM_THREADS=2 python tests/benchmarks/bench_kernels.py [--json] [--rounds 7]
 
 The ratio is torch's median time over ours: above 1 we are faster. INT4 is compared with the float32
 product of the same shape. For one row the weights rotate over 12 layers, which caches do not hold.
