@@ -13,6 +13,7 @@ import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 def load_tensor_intrinsics() -> None:
@@ -38,7 +39,7 @@ def quick_stack() -> Iterator[None]:
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
     """As `inspect.stack`, with one line of context at most."""
     frames = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name, line = frame.f_code.co_filename, frame.f_lineno
         source = linecache.getline(name, line) if context else ""
