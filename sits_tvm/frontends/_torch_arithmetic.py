@@ -49,6 +49,19 @@ def _divide(node: Node, imp: Any) -> relax.Expr:
     return emit(imp, R.trunc(quotient)) if mode == "trunc" and is_float else quotient
 
 
+def _power(node: Node, imp: Any) -> relax.Expr:
+    """Small and integer powers by products: TVM's power takes no bfloat16 and no integers."""
+    exponent, dtype = node.args[1], result_dtype(node)
+    x = operand(imp, node.args[0], dtype)
+    is_count = isinstance(exponent, int | float) and exponent in range(65)
+    if not is_count or ("float" in dtype and not 1 <= exponent <= 3):
+        return emit(imp, R.power(x, operand(imp, exponent, dtype)))
+    product = x if exponent else emit(imp, R.ones_like(x))
+    for _ in range(int(exponent) - 1):
+        product = emit(imp, R.multiply(product, x))
+    return product
+
+
 def _clamp(node: Node, imp: Any) -> relax.Expr:
     dtype = result_dtype(node)
     x = cast(imp, imp.env[node.args[0]], dtype)
@@ -146,6 +159,7 @@ ARITHMETIC: dict[str, Callable[[Node, Any], Any]] = {
     "minimum.default": _arithmetic(R.minimum, R.logical_and),
     **{f"__lshift__.{kind}": _arithmetic(R.left_shift) for kind in ("Tensor", "Scalar")},
     **{f"__rshift__.{kind}": _arithmetic(R.right_shift) for kind in ("Tensor", "Scalar")},
+    "pow.Tensor_Scalar": _power,
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,
     "where.self": _where,

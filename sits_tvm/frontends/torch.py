@@ -37,9 +37,10 @@ def from_torch(
     -------
     mod : IRModule
         One function ``main``: the tensor inputs (``num_input`` of them), then the parameters that
-        the graph reads, as variables with the names of ``state_dict()`` (dots and all). One output
-        is returned bare, several as a flat tuple. Bounds of symbolic dimensions are the attributes
-        ``tir_var_lower_bound`` and ``tir_var_upper_bound``.
+        the graph reads, as variables with the names of ``state_dict()`` (dots and all; TVMScript
+        prints them as underscores). One output is returned bare, several as a flat tuple.
+        Bounds of symbolic dimensions are the attributes ``tir_var_lower_bound`` and
+        ``tir_var_upper_bound``.
     params : dict of str to tvm.runtime.Tensor
         In the order of ``main``; memory is shared with torch where torch's layout allows it. Tied
         weights are one parameter under their first name. Buffers become constants, but a
