@@ -1,5 +1,7 @@
 """Relax passes, in the order in which the pipeline runs them. Importing this registers our ops."""
 
+import sits_tvm  # noqa: F401, first: it imports the modules of this package one by one
+
 from . import op
 from ._import_fixes import IMPORT_FIXES
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers

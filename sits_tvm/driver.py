@@ -16,7 +16,7 @@ from .device_code import check_device_code, record_launches
 from .diagnostics import Diagnostic, SitsError, collect, emit
 from .executable import Executable
 from .params import as_arrays, bind_names, pack_params, public_functions, weight_names
-from .pipeline import run_graph_passes, run_kernel_passes
+from .pipeline import lower_to_vm, run_graph_passes, run_kernel_passes
 from .report import Report
 from .target import host_mismatch, parse_target
 
@@ -63,8 +63,7 @@ def build(
     lowered, packed, report, checked = _lower(mod, target, params, config or Config())
     _LOG.info("code generation")
     with record_launches() as launches:
-        pipeline = relax.get_default_pipeline(checked)
-        compiled = relax.build(lowered, checked, relax_pipeline=pipeline)
+        compiled = relax.build(lowered, checked, relax_pipeline=lower_to_vm(checked))
     cubins: list[bytes] = []
     if checked.kind.name == "cuda":
         _LOG.info("compiling device code")

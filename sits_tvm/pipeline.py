@@ -1,16 +1,18 @@
 """The order of the passes, for a `Config` and a target. Importing it registers the pipeline "sits".
 
 Phase 1, graph passes, work on Relax ops: they make an imported module right and rewrite it.
-Phase 2, kernel passes, turn ops into fused, scheduled PrimFuncs. TVM's own pipeline for the target
-does the rest: memory planning and lowering to VM calls.
+Phase 2, kernel passes, turn ops into fused, scheduled PrimFuncs. Phase 3 is TVM's own for the
+target: memory planning and lowering to VM calls.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 import tvm
 import tvm_ffi
@@ -49,17 +51,31 @@ def kernel_passes(target: Target) -> list[Pass]:
     return [
         passes.LowerAttention(),
         relax.transform.FuseTransposeMatmul(),
-        relax.backend.DispatchSampling(),
-        relax.backend.DispatchSortScan(),
+        *_backend(target).library_dispatch_passes(target),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        relax.transform.RewriteDataflowReshape(),  # to views, before a schedule hides them
+        relax.transform.DeadCodeElimination(),
         passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
         tir_schedules.ApplySchedules(*tir_schedules.RULES),
     ]
+
+
+def lower_to_vm(target: Target) -> Pass:
+    """Phase 3: TVM's passes for the target that follow its legalization and fusion."""
+    backend = _backend(target)
+    passes_ = [*backend.dataflow_lower_passes(target), *backend.finalize_passes(target)]
+    return tvm.transform.Sequential(passes_, name="lower_to_vm")
+
+
+def _backend(target: Target) -> ModuleType:
+    names = {"llvm": "cpu_generic", "cuda": "cuda", "rocm": "rocm"}
+    name = names.get(target.kind.name, "gpu_generic")
+    return importlib.import_module(f"tvm.relax.backend.{name}.pipeline")
 
 
 def run_graph_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
@@ -146,6 +162,6 @@ def sits_pipeline(config: Config | None = None, report: Report | None = None) ->
         mod = run_kernel_passes(mod, target, chosen, filled)
         if report is None:
             _LOG.info("%s", filled)
-        return relax.get_default_pipeline(target)(mod)
+        return lower_to_vm(target)(mod)
 
     return sits

@@ -3,6 +3,8 @@
 from tvm.s_tir import dlight
 from tvm.target import Target
 
+import sits_tvm  # noqa: F401, first: it imports the modules of this package one by one
+
 from .apply import ApplySchedules
 from .fallback import CpuFallback
 from .matmul import Matmul

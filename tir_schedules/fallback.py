@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 
 from tvm import tirx
-from tvm.relax.analysis import has_reshape_pattern
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -41,16 +40,15 @@ class CpuFallback(ScheduleRule):
             e[k:k+16] = exp(x[i, k:k+16] - max) for k by 16; ...
             ...
 
-    Leaves alone (returns None): targets other than llvm, functions with blocks that are neither
-    injective nor a plain reduction (sort, scan, scatter, extern calls), and reshapes, which
-    `RewriteDataflowReshape` (in TVM's default pipelines) turns into views if it finds them as
-    they were.
+    Leaves alone (returns None): targets other than llvm, and functions with blocks that are
+    neither injective nor a plain reduction (sort, scan, scatter, extern calls). Run
+    `RewriteDataflowReshape` first: it turns reshapes into views only if it finds them unscheduled.
     """
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> Schedule | None:
         if target.kind.name != "llvm" or not isinstance(func, tirx.PrimFunc):
             return None
-        if not is_plain_loop_nest(func) or has_reshape_pattern(func):
+        if not is_plain_loop_nest(func):
             return None
         sch = Schedule(func)
         if normalize_prim_func(sch) is None:

@@ -158,19 +158,6 @@ def test_leaves_other_targets_alone():
     assert CpuFallback().apply(func, HOST, False) is not None
 
 
-def test_reshapes_stay_views():
-    """Scheduled, they would not be recognised, and copy with four divisions per element."""
-
-    def build(x: relax.Expr) -> relax.Expr:
-        return O.nn.softmax(O.reshape(O.nn.softmax(x), (1, 4, 4, 32)))
-
-    case = Case(build, lambda x: x.softmax(-1).reshape(1, 4, 4, 32).softmax(-1), (Input((8, 64)),))
-    mod = lower(case, None)
-    assert prim_funcs(mod)["reshape"].attrs["sits.rule"] == "none"
-    assert "call  vm.builtin.reshape" in relax.build(mod, HOST).as_text()
-    check(case, mod, (0,))
-
-
 @pytest.mark.parametrize("name", ["matmul", "softmax", "residual_norm", "swap_heads"])
 def test_works_behind_the_other_rules(name):
     check(ZOO[name], lower(ZOO[name], tirx.Var("n", "int64"), HOST, RULES), (0, 1, 33, 500))
