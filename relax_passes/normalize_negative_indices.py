@@ -124,7 +124,7 @@ class _Normalizer(PyExprMutator):
         found = self.lookup_binding(index) if isinstance(index, relax.Var) else index
         if isinstance(index, tirx.IntImm):
             self.check(call, np.array(int(index)), sizes)
-            return index if int(index) >= 0 else relax.prim_value(sizes[0] + index)
+            return index if int(index) >= 0 else relax.prim_value(sizes[0] - abs(int(index)))
         if isinstance(found, GenericConst):
             values = found.value.numpy()
             self.check(call, values, sizes)
@@ -146,7 +146,7 @@ class _Normalizer(PyExprMutator):
         if _are_static(sizes):
             return relax.const(np.where(values < 0, values + _lengths(sizes), values), dtype)
         if values.ndim == 0:
-            return relax.prim_value(sizes[0] + int(values))
+            return relax.prim_value(sizes[0] - abs(int(values)))
         return self.select(relax.const(values < 0, "bool"), index, sizes)
 
     def select(
