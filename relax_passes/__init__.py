@@ -10,6 +10,7 @@ from .normalize_negative_indices import NormalizeNegativeIndices
 from .quantize_matmul_weights import QuantizeMatmulWeights
 from .simplify_symbolic_shapes import SimplifySymbolicShapes
 from .unpack_int4_constants import UnpackInt4Constants
+from .widen_bfloat16_ops import WidenBfloat16Ops
 from .widen_cumsum import WidenCumsum
 from .widen_half_intrinsics import WidenHalfIntrinsics
 
@@ -21,6 +22,7 @@ __all__ = [
     "QuantizeMatmulWeights",
     "SimplifySymbolicShapes",
     "UnpackInt4Constants",
+    "WidenBfloat16Ops",
     "WidenCumsum",
     "WidenHalfIntrinsics",
     "check_sub_byte_buffers",

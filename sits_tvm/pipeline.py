@@ -26,6 +26,7 @@ import tir_schedules
 
 from .config import Config
 from .diagnostics import collect, raise_errors
+from .quick_parsing import load_tensor_intrinsics
 from .report import Kernel, PassRun, Report
 
 _LOG = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def kernel_passes(target: Target) -> list[Pass]:
     """Phase 2: from Relax ops to scheduled PrimFuncs."""
     return [
         passes.LowerAttention(),
+        passes.WidenBfloat16Ops(),
         relax.transform.FuseTransposeMatmul(),
         *_backend(target).library_dispatch_passes(target),
         relax.transform.LegalizeOps(),
@@ -85,6 +87,8 @@ def run_graph_passes(mod: IRModule, target: Target, config: Config, report: Repo
 
 def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
     """Phase 2. Fills `report.kernels`; raises SitsError with every error that the passes emit."""
+    if target.kind.name == "cuda":
+        load_tensor_intrinsics()
     mod = _run(kernel_passes(target), mod, target, config, report)
     report.kernels = [
         _kernel(gvar.name_hint, func)

@@ -194,9 +194,9 @@ def print_table(figures: dict[str, Any]) -> None:
     ]
     print("\n" + render_table(["", "measured", ""], rows))
     print(
-        "\nThe base model is a dequantized Q4_K one, whose weights lie on a grid of groups of 32, "
-        "which\nflatters g32. Plain g128 symmetric rounding costs far more; calibration comes later. "
-        "Prefill is\n512 tokens to the logits of the last; TVM's default lowering got 4 tokens.\n"
+        "\nThe base model is a dequantized Q4_K one, whose weights lie on a grid of groups of 32,\n"
+        "which flatters g32. Plain g128 symmetric rounding costs more: calibration comes later.\n"
+        "Prefill is 512 tokens to the logits of the last; TVM's default lowering got 4 tokens.\n"
     )
 
 
