@@ -150,7 +150,7 @@ def test_parameters_have_the_models_names_and_memory():
     at = {name: value.data_ptr() for name, value in model.state_dict().items()}
     aligned = [name for name in params if at[name] % 64 == 0]  # TVM takes no other address
     assert aligned
-    assert all(params[name].numpy().ctypes.data == at[name] for name in aligned)
+    assert all(np.from_dlpack(params[name]).ctypes.data == at[name] for name in aligned)
 
 
 def test_dtype_converts_a_copy():
@@ -337,7 +337,7 @@ def test_trained_gemma_from_gguf_equals_torch():
     path = package.assemble()
     mod, params = from_pretrained(path, logits_to_keep=1)
     assert len(sites(mod)) == 18
-    assert sum(p.numpy().nbytes for p in params.values()) == 4 * 268_098_176
+    assert sum(np.prod(p.shape) for p in params.values()) == 268_098_176
     ids = torch.tensor([[2, 818, 5279, 529, 7001, 563]])
     with torch.no_grad():
         want = load_gguf(path)(ids).logits[:, -1:].numpy()
