@@ -81,9 +81,8 @@ _SDPA_ARGS = ((3, "attn_mask", None), (4, "dropout_p", 0.0), (5, "is_causal", Fa
 
 def _layer_norm(node: Node, imp: Any) -> tuple[relax.Expr, None, None]:
     """`native_layer_norm` without its statistics; bfloat16 runs in float32, TVM lacks it."""
-    x, weight, bias = (
-        None if arg is None else imp.env[arg] for arg in (node.args[0], *node.args[2:4])
-    )
+    x = imp.env[node.args[0]]
+    weight, bias = (None if arg is None else imp.env[arg] for arg in node.args[2:4])
     axes, dtype = list(range(-len(node.args[1]), 0)), str(x.ty.dtype)
     wide = "float32" if dtype == "bfloat16" else dtype
     shape = list(x.ty.shape)[axes[0] :]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.fx import Node
 from tvm import relax
 from tvm.relax import op as R
-
-Node = torch.fx.Node
 
 
 def emit(imp: Any, expr: relax.Expr) -> relax.Expr:

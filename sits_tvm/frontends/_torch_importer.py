@@ -151,7 +151,8 @@ class Importer(ExportedProgramImporter):
     def _read_arguments(self, program: ExportedProgram) -> tuple[dict, dict, dict]:
         """By placeholder name: inputs (var), parameters (var, name, tensor), constants."""
         placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-        inputs, params, constants, seen = {}, {}, {}, {}
+        inputs, params, constants = {}, {}, {}
+        seen: dict[tuple, tuple] = {}
         names = {_identity(t): name for name, t in reversed(program.state_dict.items())}
         for spec in program.graph_signature.input_specs:
             node = placeholders[spec.arg.name]

@@ -65,6 +65,14 @@ SIZES = {
 SPECIAL_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
+VARIANTS = [
+    pytest.param("eager", False, id="eager-static"),
+    pytest.param("sdpa", True, id="sdpa-dynamic"),
+    pytest.param("eager", True, id="eager-dynamic", marks=pytest.mark.slow),
+    pytest.param("sdpa", False, id="sdpa-static", marks=pytest.mark.slow),
+]
+
+
 def tiny(kind, attention):
     tf = pytest.importorskip("transformers")
     sizes = {**SIZES, **SPECIAL_TOKENS, "attn_implementation": attention}
@@ -120,8 +128,7 @@ def padded(batch, length):
     return mask
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("attention", "dynamic"), VARIANTS)
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"])
 def test_decoder_agrees(kind, attention, dynamic):
     shapes = {"input_ids": {1: Dim("s", min=1, max=48)}} if dynamic else None
@@ -129,8 +136,7 @@ def test_decoder_agrees(kind, attention, dynamic):
     agrees(Decoder(tiny(kind, attention)), (tokens(1, 7),), *runs, dynamic_shapes=shapes)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("attention", "dynamic"), VARIANTS)
 def test_encoder_agrees(attention, dynamic):
     batch, length = Dim("b", min=1, max=8), Dim("s", min=2, max=48)
     shapes = {name: {0: batch, 1: length} for name in ("input_ids", "attention_mask")}
