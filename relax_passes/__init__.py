@@ -4,6 +4,7 @@ import sits_tvm  # noqa: F401, first: it imports the modules of this package one
 
 from . import op
 from ._import_fixes import IMPORT_FIXES
+from .bound_take_indices import BoundTakeIndices
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
 from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
@@ -16,6 +17,7 @@ from .widen_half_intrinsics import WidenHalfIntrinsics
 
 __all__ = [
     "IMPORT_FIXES",
+    "BoundTakeIndices",
     "CheckSubByteBuffers",
     "LowerAttention",
     "NormalizeNegativeIndices",

@@ -146,6 +146,8 @@ class QuantizeMatmulWeights:
             return "embedding", "set Config.quantize_embedding to store embedding tables in INT4"
         if site.kind == "head" and not self.config.quantize_head:
             return "head", "set Config.quantize_head to quantize the projection onto the vocabulary"
+        if PackedLayout(*site.shape, self.spec, self.lanes).nbytes >= _float_bytes(site):
+            return "no-gain", f"packed, its {site.shape} values would take no fewer bytes"
         return None
 
     def _note(self, function: str, sites: list[WeightSite]) -> None:
@@ -156,10 +158,9 @@ class QuantizeMatmulWeights:
             seen.add(site.source)
             n, k = site.shape
             layout = PackedLayout(n, k, self.spec, self.lanes)
-            width = tvm.DataType(str(site.source.ty.dtype)).bits // 8
             row = QuantizedWeight(
                 function, site.binding.name, site.name, str(self.spec), (n, k),
-                n * k * width, layout.nbytes,
+                _float_bytes(site), layout.nbytes,
             )  # fmt: skip
             self.report.quantized.append(row)
 
@@ -215,6 +216,11 @@ def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
         f"Config.quant is set, but no weight can be quantized; {found}",
         help="see each reason, or leave Config.quant out",
     )
+
+
+def _float_bytes(site: WeightSite) -> int:
+    n, k = site.shape
+    return n * k * tvm.DataType(str(site.source.ty.dtype)).bits // 8
 
 
 @mutator

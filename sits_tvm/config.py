@@ -83,7 +83,8 @@ class Config:
     database : path or None
         A tuning database of the user's own; none is read yet.
     dump_dir : path or None
-        A folder that receives the IR after every pass (``000_LegalizeOps.py`` …).
+        A folder that receives the IR after every pass of TVM's and ours, numbered, in the folders
+        ``1_graph`` and ``2_kernels``.
 
     Raises
     ------

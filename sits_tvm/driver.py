@@ -91,7 +91,7 @@ def lower(
 
 def check(
     mod: IRModule,
-    target: str | dict[str, Any] | Target = "llvm",
+    target: str | dict[str, Any] | Target = "llvm -mcpu=native",
     *,
     params: Mapping[str, Any] | None = None,
     config: Config | None = None,

@@ -50,11 +50,13 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
 def kernel_passes(target: Target) -> list[Pass]:
     """Phase 2: from Relax ops to scheduled PrimFuncs."""
     return [
+        passes.BoundTakeIndices(),
         passes.LowerAttention(),
         passes.WidenBfloat16Ops(),
         relax.transform.FuseTransposeMatmul(),
         *_backend(target).library_dispatch_passes(target),
         relax.transform.LegalizeOps(),
+        relax.transform.CanonicalizeBindings(),  # copies would hide consumers from fusion
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
@@ -82,14 +84,14 @@ def _backend(target: Target) -> ModuleType:
 
 def run_graph_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
     """Phase 1. Raises SitsError with every error that the passes emit."""
-    return _run(graph_passes(config, target, report), mod, target, config, report)
+    return _run("1_graph", graph_passes(config, target, report), mod, target, config, report)
 
 
 def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
     """Phase 2. Fills `report.kernels`; raises SitsError with every error that the passes emit."""
     if target.kind.name == "cuda":
         load_tensor_intrinsics()
-    mod = _run(kernel_passes(target), mod, target, config, report)
+    mod = _run("2_kernels", kernel_passes(target), mod, target, config, report)
     report.kernels = [
         _kernel(gvar.name_hint, func)
         for gvar, func in mod.functions_items()
@@ -104,10 +106,15 @@ def _kernel(name: str, func: tvm.tirx.PrimFunc) -> Kernel:
 
 
 def _run(
-    passes_: Sequence[Pass], mod: IRModule, target: Target, config: Config, report: Report
+    phase: str,
+    passes_: Sequence[Pass],
+    mod: IRModule,
+    target: Target,
+    config: Config,
+    report: Report,
 ) -> IRModule:
     """Run passes one by one, noting in `report` what each changed, found, and how long it took."""
-    with collect() as found, target, _instruments(config):
+    with collect() as found, target, _instruments(config, phase):
         for one in passes_:
             start, before = time.perf_counter(), mod
             name = str(one.info.name)
@@ -126,15 +133,16 @@ def _run(
 
 
 @contextlib.contextmanager
-def _instruments(config: Config) -> Iterator[None]:
-    """`Config.verify` and `Config.dump_dir`, by TVM's own instruments."""
+def _instruments(config: Config, phase: str) -> Iterator[None]:
+    """`Config.verify` and `Config.dump_dir` (a folder per phase), by TVM's own instruments."""
     current = PassContext.current()
     instruments = list(current.instruments)
     if config.verify:
         instruments.append(relax.ir.instrument.WellFormedInstrument())
     if config.dump_dir is not None:
-        config.dump_dir.mkdir(parents=True, exist_ok=True)
-        instruments.append(tvm.ir.instrument.DumpIR(str(config.dump_dir)))
+        folder = config.dump_dir / phase
+        folder.mkdir(parents=True, exist_ok=True)
+        instruments.append(tvm.ir.instrument.DumpIR(str(folder)))
     with PassContext(
         opt_level=current.opt_level,
         required_pass=list(current.required_pass),

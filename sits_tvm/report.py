@@ -76,7 +76,7 @@ class Kernel:
     loop_sass: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """What was rewritten, skipped and scheduled. Prints as tables; shows as HTML in notebooks."""
 
@@ -111,7 +111,12 @@ class Report:
         parts += [str(diagnostic) for diagnostic in self._problems()]
         return "\n\n".join(parts)
 
+    def __repr__(self) -> str:
+        counts = [f"{len(getattr(self, name))} {name}" for name in _ROWS if getattr(self, name)]
+        return f"<Report: {', '.join(counts) or 'empty'}>"
+
     def _repr_html_(self) -> str:
+        """Tables that fold; those of kernels and passes are closed."""
         parts = [f"<p>target: {html.escape(self.target)}</p>"] if self.target else []
         for title, header, rows in self._tables():
             head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
@@ -119,8 +124,9 @@ class Report:
                 "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
                 for row in rows
             )
+            state = "" if title.startswith(("kernels", "passes")) else " open"
             parts.append(
-                f"<details open><summary>{html.escape(title)}</summary>"
+                f"<details{state}><summary>{html.escape(title)}</summary>"
                 f"<table><tr>{head}</tr>{body}</table></details>"
             )
         parts += [f"<pre>{html.escape(str(d))}</pre>" for d in self._problems()]
@@ -165,10 +171,12 @@ class Report:
                 ],
             )
         if self.kernels:
+            rows = [_kernel_row(kernel) for kernel in self.kernels]
+            used = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
             yield (
                 f"kernels: {len(self.kernels)}",
-                _KERNEL_HEADER,
-                [_kernel_row(k) for k in self.kernels],
+                [_KERNEL_HEADER[i] for i in used],
+                [[row[i] for i in used] for row in rows],
             )
         if self.passes:
             yield (

@@ -74,7 +74,7 @@ def int4_take(
     n, k, spec, dtype, lanes
         As for `int4_matmul`.
     index_dtype : str
-        "int32" or "int64"; indices are taken to lie in 0…n-1.
+        "int32" or "int64"; an index outside 0…n-1 gives a row of NaN.
 
     Returns
     -------
@@ -87,10 +87,18 @@ def int4_take(
     packed = _placeholders(layout)
     taken = te.compute(
         (count, _int64(k)),
-        lambda i, j: _element(packed, layout, indices[i].astype("int64"), j).astype(dtype),
+        lambda i, j: _row_or_nan(packed, layout, indices[i].astype("int64"), j).astype(dtype),
         name="take",
     )
     return _prim_func([indices, *packed], taken)
+
+
+def _row_or_nan(
+    packed: Sequence[te.Tensor], layout: PackedLayout, row: tirx.Expr, column: tirx.Expr
+) -> tirx.Expr:
+    inside = tirx.all(row >= 0, row < _int64(layout.n))
+    nan = tirx.const(float("nan"), "float32")
+    return tirx.if_then_else(inside, _element(packed, layout, row, column), nan)
 
 
 def _placeholders(layout: PackedLayout) -> list[te.Tensor]:

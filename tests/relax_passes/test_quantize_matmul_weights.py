@@ -255,6 +255,16 @@ def test_skips_by_name():
     ]
 
 
+def test_leaves_a_weight_that_would_grow():
+    """Two rows padded to 16 lanes take more bytes in INT4 than in float16."""
+    mod = module_of(
+        relax.TensorType((2, 384), "float16"),
+        lambda bb, x, w: OP.matmul(x, bb.emit(OP.permute_dims(w))),
+        relax.TensorType((4, 384), "float16"),
+    )
+    assert reasons(mod, lanes=16) == ["no-gain"]
+
+
 def test_one_weight_read_twice_is_packed_once():
     @I.ir_module
     class Before:

@@ -208,7 +208,23 @@ def test_get_pipeline_fills_the_report(rng):
 
 def test_dump_dir_and_verify(tmp_path):
     sits_tvm.lower(Mlp, CPU, config=Config(quant=G32, dump_dir=tmp_path / "ir", verify=True))
-    assert any("QuantizeMatmulWeights" in path.name for path in (tmp_path / "ir").iterdir())
+    dumped = [path.relative_to(tmp_path / "ir").as_posix() for path in tmp_path.rglob("*.py")]
+    assert [name for name in dumped if "QuantizeMatmulWeights" in name and "1_graph" in name]
+    assert [name for name in dumped if "LegalizeOps" in name and "2_kernels" in name]
+
+
+def test_epilogues_join_the_int4_kernel():
+    """Bias and activation after rows of a matrix are written once."""
+    rows = relax.TensorType((tirx.Var("s", "int64"), 64), "float32")
+
+    def make(bb, x, w, b):
+        product = bb.emit(relax.op.matmul(x, w))
+        return relax.op.nn.relu(bb.emit(relax.op.add(product, b)))
+
+    bias = relax.TensorType((64,), "float32")
+    mod = one_function(make, rows, MATRIX, bias, num_input=1)
+    _, report = sits_tvm.lower(mod, CPU, config=QUANT)
+    assert ("fused_int4_matmul_add_relu", "Matmul") in [(k.name, k.family) for k in report.kernels]
 
 
 @pytest.mark.parametrize("mod", [None, "model.onnx", 3])

@@ -56,3 +56,14 @@ def test_empty_report_is_empty():
 
 def test_table_pads_columns():
     assert render_table(["a", "bb"], [["ccc", "d"]]) == "a    bb\n---  --\nccc  d"
+
+
+def test_repr_is_short():
+    assert repr(Report()) == "<Report: empty>"
+    assert repr(full_report()).startswith("<Report: 1 quantized, 1 skipped, 1 attention, 1 passes")
+
+
+def test_columns_without_a_value_are_left_out():
+    report = Report(kernels=[Kernel("k", "Matmul", "default")])
+    assert "registers" not in str(report)
+    assert "registers" in str(full_report())
