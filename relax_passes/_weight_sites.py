@@ -73,9 +73,8 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
                 continue
             if through or source not in arguments:
                 continue
-        is_head = source in tables or (
-            variable in last and _rows(value) in map(_table_rows, tables)
-        )
+        onto_vocabulary = _rows(value) in {_table_rows(table) for table in tables}
+        is_head = source in tables or (variable in last and onto_vocabulary)
         kind = "head" if is_head else "matmul"
         yield _site(variable, value, kind, source, not flipped, weights, through)
 

@@ -90,6 +90,8 @@ def test_imports_go_downwards(path: Path) -> None:
         for target, _ in imports(path)
         if within(target, {"sits_tvm", "relax_passes", "tir_schedules"})
     ]
+    if path.name == "__init__.py":  # loading the public package first breaks the import cycle
+        ours = [target for target in ours if target != "sits_tvm"]
     assert [t for t in ours if not within(t, allowed) or within(t, above)] == []
 
 
