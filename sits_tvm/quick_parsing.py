@@ -11,9 +11,13 @@ import importlib
 import inspect
 import linecache
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+# Two threads that replaced the function at once would put each other's back.
+_LOCK = threading.RLock()
 
 
 def load_tensor_intrinsics() -> None:
@@ -26,14 +30,16 @@ def load_tensor_intrinsics() -> None:
 def quick_stack() -> Iterator[None]:
     """Inside the block `inspect.stack` does without the names of modules.
 
-    TVMScript that is parsed inside it means the same. The function is replaced for all threads.
+    TVMScript that is parsed inside it means the same. The function is replaced for all threads,
+    one block at a time.
     """
-    slow = inspect.stack
-    inspect.stack = _stack
-    try:
-        yield
-    finally:
-        inspect.stack = slow
+    with _LOCK:
+        slow = inspect.stack
+        inspect.stack = _stack
+        try:
+            yield
+        finally:
+            inspect.stack = slow
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:

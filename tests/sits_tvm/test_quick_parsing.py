@@ -1,4 +1,5 @@
 import inspect
+import threading
 
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
@@ -41,11 +42,27 @@ def test_frames_are_those_of_the_standard_library():
     with quick_stack():
         quick = fields(inspect.stack())
     assert quick[1:] == slow[1:]
-    assert inspect.stack is not quick_stack
 
 
 def test_the_slow_one_comes_back():
     before = inspect.stack
     with quick_stack():
         assert inspect.stack is not before
+    assert inspect.stack is before
+
+
+def test_blocks_of_two_threads_do_not_mix():
+    """The other one waits: overlapping blocks would leave the quick function behind."""
+    before, entered = inspect.stack, threading.Event()
+
+    def other():
+        with quick_stack():
+            entered.set()
+
+    thread = threading.Thread(target=other)
+    with quick_stack():
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join(10)
+    assert entered.is_set()
     assert inspect.stack is before
