@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from tvm import DataType, tirx
 from tvm.ir import Call, Op
 from tvm.ir.instrument import pass_instrument
 
+from ._pass_context import with_instruments
 from ._target_gpu import STATIC_SHARED_MEMORY, shared_memory_limit
 from .diagnostics import Diagnostic, raise_errors
 
@@ -41,15 +43,8 @@ def record_launches() -> Iterator[dict[str, Launch]]:
 
     It is a pass context with an instrument: other instruments of the current context still run.
     """
-    current = tvm.transform.PassContext.current()
     recorder = _Recorder()
-    with tvm.transform.PassContext(
-        opt_level=current.opt_level,
-        required_pass=list(current.required_pass),
-        disabled_pass=list(current.disabled_pass),
-        instruments=[*current.instruments, recorder],
-        config=dict(current.config),
-    ):
+    with with_instruments(recorder):
         yield recorder.launches
 
 
@@ -79,8 +74,9 @@ def check_launches(launches: dict[str, Launch], arch: str) -> None:
                     name, f"{launch.dynamic_smem} bytes of shared memory", f"{dynamic} of {arch}"
                 )
             )
-        if all(extent.isdigit() for extent in launch.block) and _product(launch.block) > _THREADS:
-            problems.append(_beyond(name, f"{_product(launch.block)} threads per block", _THREADS))
+        threads = _elements(launch.block) if all(map(str.isdigit, launch.block)) else 0
+        if threads > _THREADS:
+            problems.append(_beyond(name, f"{threads} threads per block", _THREADS))
     raise_errors(problems)
 
 
@@ -99,11 +95,8 @@ def prim_func_of(kernel: str) -> str:
     return re.sub(r"_kernel(_\d+)?$", "", kernel)
 
 
-def _product(extents: Sequence[str]) -> int:
-    result = 1
-    for extent in extents:
-        result *= int(extent)
-    return result
+def _elements(extents: Sequence[str]) -> int:
+    return math.prod(map(int, extents))
 
 
 @pass_instrument
@@ -163,7 +156,7 @@ def _static_shared_memory(kernel: tirx.PrimFunc) -> int:
     def note(alloc: tirx.AllocBuffer) -> None:
         buffer = alloc.buffer
         if buffer.scope() == "shared":
-            elements = _product([_text(extent) for extent in buffer.ty.shape])
+            elements = _elements([_text(extent) for extent in buffer.ty.shape])
             sizes.append(elements * DataType(str(buffer.ty.dtype)).itemsize)
 
     tvm_ffi.structural_walk(kernel.body, (tirx.AllocBuffer, note))

@@ -27,7 +27,7 @@ def complete_cpu(config: dict[str, Any]) -> list[Diagnostic]:
             message = f"mcpu=native is the CPU of this machine, not one of {config['mtriple']!r}"
             return [Diagnostic.error("target-mcpu-unknown", message, help="write the CPU's name")]
         config["mcpu"] = codegen.llvm_get_system_cpu()
-        config.setdefault("num-cores", _cores())
+        config.setdefault("num-cores", cores())
     return _check_cpu(config, arch) or _check_features(config)
 
 
@@ -74,7 +74,7 @@ def _llvm_knows(arch: str) -> bool:
     return arch in known or re.fullmatch(_ALIASES, arch) is not None
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,8 @@ from pathlib import Path
 import tvm
 from tvm.target import codegen
 
-from .device_code import REMEDY, find_toolkit
+from ._nvcc import REMEDY, find_toolkit
+from ._target_cpu import cores
 from .report import render_table
 
 
@@ -61,8 +61,7 @@ def _llvm() -> str:
 
 
 def _cpu() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{codegen.llvm_get_system_cpu()}, {cores} cores"
+    return f"{codegen.llvm_get_system_cpu()}, {cores()} cores"
 
 
 def _compiler() -> str:

@@ -7,11 +7,10 @@ target: memory planning and lowering to VM calls.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import tvm
@@ -24,6 +23,7 @@ from tvm.target import Target
 import relax_passes as passes
 import tir_schedules
 
+from ._pass_context import with_instruments
 from .config import Config
 from .diagnostics import collect, raise_errors
 from .quick_parsing import load_tensor_intrinsics
@@ -132,25 +132,16 @@ def _run(
     return mod
 
 
-@contextlib.contextmanager
-def _instruments(config: Config, phase: str) -> Iterator[None]:
+def _instruments(config: Config, phase: str) -> PassContext:
     """`Config.verify` and `Config.dump_dir` (a folder per phase), by TVM's own instruments."""
-    current = PassContext.current()
-    instruments = list(current.instruments)
+    instruments = []
     if config.verify:
         instruments.append(relax.ir.instrument.WellFormedInstrument())
     if config.dump_dir is not None:
         folder = config.dump_dir / phase
         folder.mkdir(parents=True, exist_ok=True)
         instruments.append(tvm.ir.instrument.DumpIR(str(folder)))
-    with PassContext(
-        opt_level=current.opt_level,
-        required_pass=list(current.required_pass),
-        disabled_pass=list(current.disabled_pass),
-        instruments=instruments,
-        config=dict(current.config),
-    ):
-        yield
+    return with_instruments(*instruments)
 
 
 @relax.register_pipeline("sits")
