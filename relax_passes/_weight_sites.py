@@ -33,6 +33,11 @@ class WeightSite:
     reason: tuple[str, str] | None
 
     @property
+    def packing(self) -> tuple[relax.Expr, bool]:
+        """Sites that agree in it read the same packed parts."""
+        return self.source, self.transposed
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(n, k)"""
         rows, columns = (int(extent) for extent in self.source.ty.shape)
@@ -53,7 +58,7 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
     """
     weights = weights_of(func)
     arguments = set() if "num_input" in (func.attrs or {}) else set(func.params)
-    bound = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    bound = {binding.var: binding.value for binding in _bindings(func.body)}
     tables = set()
     for variable, value in bound.items():
         if isinstance(value, relax.Call) and value.op == TAKE and _takes_rows(value):
@@ -77,6 +82,16 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
         is_head = source in tables or (variable in last and onto_vocabulary)
         kind = "head" if is_head else "matmul"
         yield _site(variable, value, kind, source, not flipped, weights, through)
+
+
+def _bindings(body: relax.SeqExpr) -> Iterator[relax.Binding]:
+    """All bindings in order, those of branches too."""
+    for block in body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from _bindings(binding.value.true_branch)
+                yield from _bindings(binding.value.false_branch)
+            yield binding
 
 
 def weight_name(source: relax.Expr, binding: relax.Var) -> str:
@@ -120,6 +135,10 @@ def _reason(
     if not all(isinstance(extent, int | tirx.IntImm) for extent in ty.shape):
         return "symbolic-weight-shape", f"the weight is {ty}; its shape must be static"
     activation = call.ty if kind == "embedding" else call.args[0].ty
+    if not isinstance(activation.shape, relax.ShapeExpr):
+        return "activation-shape-unknown", (
+            f"it is read with {activation}; R.match_cast that to a shape, symbolic or not"
+        )
     for what, dtype in (
         ("weight", ty.dtype),
         ("activation", activation.dtype),
@@ -150,7 +169,7 @@ def _trace(
             return None, False, ()
         if value.op == _PERMUTE and _is_matrix_transpose(value):
             flipped = not flipped
-        elif not (value.op == _CAST or (value.op == _RESHAPE and _same_shape(value))):
+        elif not (_is_float_cast(value) or (value.op == _RESHAPE and _same_shape(value))):
             if not _reads_one_tensor(value):
                 return None, False, ()
             through.append(str(value.op.name).replace("relax.", "R."))
@@ -175,6 +194,11 @@ def _is_matrix_transpose(call: relax.Call) -> bool:
     return call.args[0].ty.ndim == 2 and (axes is None or [int(a) % 2 for a in axes] == [1, 0])
 
 
+def _is_float_cast(call: relax.Call) -> bool:
+    """A cast to an integer or to bfloat16 loses more than INT4 codes are computed from."""
+    return call.op == _CAST and str(call.ty.dtype) in _FLOATS
+
+
 def _same_shape(call: relax.Call) -> bool:
     return tvm_ffi.structural_equal(call.args[0].ty.shape, call.ty.shape)
 
@@ -185,7 +209,7 @@ def _takes_rows(call: relax.Call) -> bool:
 
 
 def _rows(call: relax.Call) -> int | None:
-    extent = call.ty.shape[-1]
+    extent = call.ty.shape[-1] if isinstance(call.ty.shape, relax.ShapeExpr) else None
     return int(extent) if isinstance(extent, int | tirx.IntImm) else None
 
 
@@ -202,7 +226,13 @@ def _calls_before_no_matmul(func: relax.Function) -> set[relax.Var]:
             reaches = binding.var in feeding
             if not reaches:
                 last.add(binding.var)
-            is_matmul = isinstance(binding.value, relax.Call) and binding.value.op == MATMUL
-            if reaches or is_matmul:
+            if reaches or _multiplies(binding.value):
                 feeding.update(relax.analysis.free_vars(binding.value))
     return last
+
+
+def _multiplies(value: relax.Expr) -> bool:
+    if isinstance(value, relax.If):
+        branches = (value.true_branch, value.false_branch)
+        return any(_multiplies(b.value) for branch in branches for b in _bindings(branch))
+    return isinstance(value, relax.Call) and value.op == MATMUL

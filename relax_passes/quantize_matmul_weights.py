@@ -6,12 +6,14 @@ the product, batched weights, bfloat16, what `Config.skip` names.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import GenericConst, IRModule
+from tvm.ir import GenericConst, GlobalVar, IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -106,25 +108,30 @@ class QuantizeMatmulWeights:
         self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        out, quantized = mod.clone(), 0
-        skipped: list[str] = []
-        for gvar, func in mod.functions_items():
-            if not isinstance(func, relax.Function):
-                continue
+        out, chosen = mod.clone(), self._chosen(mod)
+        both_ways = _read_both_ways(chosen)
+        for gvar, sites in chosen.items():
             name = gvar.name_hint
-            sites = list(find_weight_sites(func))
-            chosen = [site for site in sites if not self._skips(name, site, skipped)]
-            if not chosen:
-                continue
-            quantized += len(chosen)
-            self._note(name, chosen)
-            rewriter = _Quantizer(mod, self.spec, self.lanes, chosen)
-            out[gvar], transform = _with_packed_arguments(func, rewriter)
+            self._note(name, sites)
+            rewriter = _Quantizer(mod, self.spec, self.lanes, sites, both_ways)
+            out[gvar], transform = _with_packed_arguments(mod[gvar], rewriter)
             if transform is not None:
+                _check_names(mod, name, out[gvar])
                 out[name + TRANSFORM_SUFFIX] = transform
-        if not quantized:
-            emit(_nothing_to_quantize(skipped))
         return out
+
+    def _chosen(self, mod: IRModule) -> dict[GlobalVar, list[WeightSite]]:
+        """What to quantize in each function; an error where there is nothing."""
+        skipped: list[str] = []
+        chosen: dict[GlobalVar, list[WeightSite]] = {}
+        for gvar, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                name, sites = gvar.name_hint, find_weight_sites(func)
+                wanted = [site for site in sites if not self._skips(name, site, skipped)]
+                chosen |= {gvar: wanted} if wanted else {}
+        if not chosen:
+            emit(_nothing_to_quantize(skipped))
+        return chosen
 
     def _skips(self, function: str, site: WeightSite, skipped: list[str]) -> bool:
         reason = site.reason or self._unwanted(site)
@@ -151,11 +158,11 @@ class QuantizeMatmulWeights:
         return None
 
     def _note(self, function: str, sites: list[WeightSite]) -> None:
-        seen: set[relax.Expr] = set()
+        seen: set[tuple[relax.Expr, bool]] = set()
         for site in sites:
-            if site.source in seen:
+            if site.packing in seen:
                 continue
-            seen.add(site.source)
+            seen.add(site.packing)
             n, k = site.shape
             layout = PackedLayout(n, k, self.spec, self.lanes)
             row = QuantizedWeight(
@@ -169,17 +176,18 @@ def _with_packed_arguments(
     func: relax.Function, rewriter: _Quantizer
 ) -> tuple[relax.Function, relax.Function | None]:
     """`func` taking packed parts in place of its quantized weights, and how they are made."""
-    body = rewriter.visit_expr(func.body)
+    body = rewriter.visit_expr(func).body  # of the whole function: its shape variables are in scope
+    sources = {source for source, _ in rewriter.parts}
     parts = [p for _, packed in rewriter.parts.values() for p in packed if isinstance(p, relax.Var)]
     draft = relax.Function([*func.params, *parts], body, func.ret_ty, func.is_pure, func.attrs)
     body = relax.analysis.remove_all_unused(draft).body
     used = set(relax.analysis.free_vars(body))
     arguments: list[relax.Var] = []
     for argument in func.params:
-        if argument not in rewriter.parts or argument in used:
+        if argument not in sources or argument in used:
             arguments.append(argument)
-        if argument in rewriter.parts:
-            arguments += rewriter.parts[argument][1]
+        for _, packed in rewriter.packings(argument):
+            arguments += packed
     out = relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
     weights = weights_of(func)
     ordered = [argument for argument in func.params if argument in weights]
@@ -198,10 +206,10 @@ def _transform_params(
             fields = []
             for i, weight in enumerate(weights):
                 source = bb.emit(relax.TupleGetItem(argument, i), weight.name)
-                if weight not in rewriter.parts or weight in used:
+                packings = rewriter.packings(weight)
+                if not packings or weight in used:
                     fields.append(source)
-                if weight in rewriter.parts:
-                    site, parts = rewriter.parts[weight]
+                for site, parts in packings:
                     packed = bb.emit(rewriter.quantize(site, source))
                     fields += [bb.emit(relax.TupleGetItem(packed, j)) for j in range(len(parts))]
             result = bb.emit_output(relax.Tuple(fields))
@@ -218,6 +226,23 @@ def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
     )
 
 
+def _check_names(mod: IRModule, name: str, func: relax.Function) -> None:
+    """An error for each name that the pass makes and the module has already."""
+    functions = [gvar.name_hint for gvar in mod.get_global_vars()]
+    counts = Counter(argument.name for argument in func.params)
+    counts[name + TRANSFORM_SUFFIX] = 1 + functions.count(name + TRANSFORM_SUFFIX)
+    taken = [clash for clash, count in counts.items() if count > 1]
+    for clash in taken:
+        message = f"INT4 weights need the name `{clash}`, which {name} or another function has"
+        emit(Diagnostic.error("name-taken", message, function=name, help="rename it"))
+
+
+def _read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:
+    """Names of weights that are read as W[n, k] and as W[k, n]: they are packed twice."""
+    ways = {(site.name, site.transposed) for sites in chosen.values() for site in sites}
+    return {name for name, transposed in ways if (name, not transposed) in ways}
+
+
 def _float_bytes(site: WeightSite) -> int:
     n, k = site.shape
     return n * k * tvm.DataType(str(site.source.ty.dtype)).bits // 8
@@ -227,14 +252,26 @@ def _float_bytes(site: WeightSite) -> int:
 class _Quantizer(PyExprMutator):
     """Rewrites the calls of one function; `parts` holds the packed parts of each weight."""
 
-    def __init__(self, mod: IRModule, spec: QuantSpec, lanes: int, sites: list[WeightSite]) -> None:
+    def __init__(
+        self,
+        mod: IRModule,
+        spec: QuantSpec,
+        lanes: int,
+        sites: list[WeightSite],
+        both_ways: set[str],
+    ) -> None:
         super().__init__(mod)
-        self.spec, self.lanes = spec, lanes
+        self.spec, self.lanes, self.both_ways = spec, lanes, both_ways
         self.sites = {site.binding: site for site in sites}
-        self.parts: dict[relax.Expr, tuple[WeightSite, list[relax.Expr]]] = {}
+        self.parts: dict[tuple[relax.Expr, bool], tuple[WeightSite, list[relax.Expr]]] = {}
         for site in sites:
-            if site.source not in self.parts:
-                self.parts[site.source] = site, self._make_parts(site)
+            if site.packing not in self.parts:
+                self.parts[site.packing] = site, self._make_parts(site)
+
+    def packings(self, source: relax.Expr) -> list[tuple[WeightSite, list[relax.Expr]]]:
+        """The parts of a weight: one set for each way in which it is read."""
+        keys = ((source, transposed) for transposed in (False, True))
+        return [self.parts[key] for key in keys if key in self.parts]
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         site = self.sites.get(binding.var)
@@ -245,13 +282,14 @@ class _Quantizer(PyExprMutator):
         self.set_var_remap(binding.var, self._emit(binding, value))
 
     def _emit(self, binding: relax.VarBinding, value: relax.Expr) -> relax.Var:
-        if isinstance(binding.var, relax.DataflowVar):
+        inside = self.builder_.current_block_is_dataflow()
+        if isinstance(binding.var, relax.DataflowVar) or not inside:
             return self.builder_.emit(value, binding.var.name)
         return self.builder_.emit_output(value, binding.var.name)
 
     def _quantized_call(self, site: WeightSite) -> relax.Expr:
         attrs = layout_attrs(self.layout(site))
-        packed = self.parts[site.source][1]
+        packed = self.parts[site.packing][1]
         operands = [self.visit_expr(arg) for arg in site.call.args]
         if site.kind == "embedding":
             return int4_take(operands[1], *packed, out_dtype=str(site.call.ty.dtype), **attrs)
@@ -275,9 +313,10 @@ class _Quantizer(PyExprMutator):
         if isinstance(site.source, GenericConst):
             return [relax.const(part) for part in pack(_rows(site), self.spec, self.lanes)]
         types = packed_types(self.layout(site))
+        turned = site.transposed and site.name in self.both_ways
+        prefix = f"{site.name}.transposed" if turned else site.name
         return [
-            relax.Var(f"{site.name}.{part}", ty)
-            for part, ty in zip(PART_NAMES, types, strict=False)
+            relax.Var(f"{prefix}.{part}", ty) for part, ty in zip(PART_NAMES, types, strict=False)
         ]
 
 

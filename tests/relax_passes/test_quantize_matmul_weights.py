@@ -8,7 +8,9 @@ from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.script import tirx as T
 
+import sits_tvm
 from relax_passes import QuantizeMatmulWeights
 from sits_tvm import Config, QuantSpec
 from sits_tvm.diagnostics import collect
@@ -373,6 +375,12 @@ OP = relax.op
                 relax.TensorType((4, 64), "bfloat16"),
             ),
         ),
+        (
+            "activation-shape-unknown",
+            module_of(
+                MATRIX, lambda bb, x, w: OP.matmul(x, w), relax.TensorType(dtype="float32", ndim=2)
+            ),
+        ),
     ],
 )
 def test_says_why(code, mod):
@@ -410,6 +418,100 @@ def test_two_functions_share_a_weight():
         "prefill_transform_params",
     ]
     assert sorted(row.function for row in report.quantized) == ["decode", "prefill"]
+
+
+@pytest.mark.parametrize("n", [64, 96])
+def test_a_weight_read_both_ways_is_packed_for_each(n, rng):
+    """A tied autoencoder: the groups of the second product lie along the other axis."""
+    mod = module_of(
+        relax.TensorType((n, 64), "float32"),
+        lambda bb, x, w: OP.matmul(bb.emit(OP.matmul(x, bb.emit(OP.permute_dims(w)))), w),
+    )
+    w, x = (rng.standard_normal(shape).astype("float32") for shape in ((n, 64), (4, 64)))
+    executable = sits_tvm.build(mod, "llvm -mcpu=native", params={"w": w}, config=Config(quant=G32))
+    assert [row.shape for row in executable.report.quantized] == [(n, 64), (64, n)]
+    got = relax.VirtualMachine(executable, tvm.cpu())["main"](x, *executable.param_list).numpy()
+    want = x @ stored(w).T @ stored(w.T).T
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def test_functions_that_read_a_weight_in_two_ways_get_parts_of_their_own(rng):
+    bb = relax.BlockBuilder()
+    for name, turn in (("straight", OP.permute_dims), ("turned", OP.astype)):
+        x, w = (relax.Var(v, MATRIX) for v in "xw")
+        with bb.function(name, [x, w], attrs={"num_input": 1}):
+            with bb.dataflow():
+                turned = bb.emit(turn(w, None if turn is OP.permute_dims else "float32"))
+                out = bb.emit_output(OP.matmul(x, turned))
+            bb.emit_func_output(out)
+    w, x = (rng.standard_normal((64, 64)).astype("float32") for _ in range(2))
+    built = sits_tvm.build(bb.get(), "llvm -mcpu=native", params={"w": w}, config=Config(quant=G32))
+    vm = relax.VirtualMachine(built, tvm.cpu())
+    for name, want in (("straight", x @ stored(w).T), ("turned", x @ stored(w.T).T)):
+        got = vm[name](x, *built.params_for(name)).numpy()
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def stored(weight):
+    """A weight (n, k) in float64 as G32 stores it."""
+    return unpack(pack(weight, G32), PackedLayout(*weight.shape, G32)).astype("float64")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_a_lossy_cast_makes_another_weight(dtype):
+    """int8 truncates: codes of the original would be those of another product."""
+    mod = module_of(
+        MATRIX,
+        lambda bb, x, w: OP.matmul(x, bb.emit(OP.astype(bb.emit(OP.astype(w, dtype)), "float32"))),
+    )
+    assert reasons(mod) == ["weight-is-computed"]
+
+
+@I.ir_module
+class Branches:
+    """Products in branches and after them, and no dataflow block."""
+
+    @R.function
+    def main(
+        c: R.Tensor((), "bool"),
+        x: R.Tensor(("s", 64), "float32"),
+        w: R.Tensor((64, 64), "float32"),
+        v: R.Tensor((64, 64), "float32"),
+    ) -> R.Tensor(("s", 64), "float32"):
+        R.func_attr({"num_input": 2})
+        s = T.int64()
+        if c:
+            y: R.Tensor((s, 64), "float32") = R.matmul(x, R.permute_dims(w))
+            z: R.Tensor((s, 64), "float32") = y
+        else:
+            y2: R.Tensor((s, 64), "float32") = R.matmul(x, R.permute_dims(v))
+            z: R.Tensor((s, 64), "float32") = y2
+        u = R.matmul(z, R.permute_dims(w))
+        return u
+
+
+def test_reaches_into_branches(rng):
+    params = {name: rng.standard_normal((64, 64)).astype("float32") for name in "wv"}
+    x = rng.standard_normal((3, 64)).astype("float32")
+    config = Config(quant=G32)
+    built = sits_tvm.build(Branches, "llvm -mcpu=native", params=params, config=config)
+    assert [row.name for row in built.report.quantized] == ["w", "v"]
+    vm = relax.VirtualMachine(built, tvm.cpu())
+    for condition, name in ((True, "w"), (False, "v")):
+        want = x @ stored(params[name]).T @ stored(params["w"]).T
+        got = vm["main"](np.array(condition), x, *built.param_list).numpy()
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def test_names_that_are_taken_are_errors():
+    mod = module_of(MATRIX, lambda bb, x, w: OP.matmul(x, w))
+    other = relax.utils.copy_with_new_vars(mod["main"])
+    mod["main_transform_params"] = other.with_attr("global_symbol", "main_transform_params")
+    with collect() as found:
+        QuantizeMatmulWeights(Config(quant=G32))(mod)
+    assert [d.message for d in found if d.code == "name-taken"] == [
+        "INT4 weights need the name `main_transform_params`, which main or another function has"
+    ]
 
 
 def test_survives_json():
