@@ -6,6 +6,7 @@ from tvm.target import Target
 import sits_tvm  # noqa: F401, first: it imports the modules of this package one by one
 
 from .apply import ApplySchedules
+from .contraction import LANES
 from .fallback import CpuFallback
 from .matmul import Matmul
 
@@ -23,7 +24,7 @@ RULES = (
 
 def packed_lanes(target: Target) -> int:
     """Output channels that the target's INT4 kernels want side by side, see `packing`."""
-    return 16 if target.kind.name == "llvm" else 1
+    return LANES if target.kind.name == "llvm" else 1
 
 
 __all__ = ["RULES", "ApplySchedules", "packed_lanes"]

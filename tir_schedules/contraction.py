@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from .packing import CODES_PER_WORD
+from .tir_nodes import collect, substitute
 
 LANES = 16
 """Columns computed side by side. LLVM splits a vector of 16 into what the target has."""
@@ -155,7 +156,7 @@ class Contraction:
         at = {**point, self.total: total}
         written: dict[tirx.Buffer, tirx.Expr] = {}
         for stage in self.stages:
-            value = replaceloads(substitute(stage.value, at), written)
+            value = replace_loads(substitute(stage.value, at), written)
             if stage.buffer in self.temporaries:
                 written[stage.buffer] = keep(stage.buffer, value)
             else:
@@ -163,12 +164,7 @@ class Contraction:
                 written[stage.buffer] = value
 
 
-def substitute(expr: tirx.Expr, point: Point) -> tirx.Expr:
-    """`expr` at a point."""
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: point.get(var, var)), order="post")
-
-
-def replaceloads(expr: tirx.Expr, values: Mapping[tirx.Buffer, tirx.Expr]) -> tirx.Expr:
+def replace_loads(expr: tirx.Expr, values: Mapping[tirx.Buffer, tirx.Expr]) -> tirx.Expr:
     """`expr` with every load of the buffers in `values` replaced."""
 
     def replace(load: ir.TensorLoad) -> tirx.Expr:
@@ -179,6 +175,4 @@ def replaceloads(expr: tirx.Expr, values: Mapping[tirx.Buffer, tirx.Expr]) -> ti
 
 def loads(expr: tirx.Expr) -> list[ir.TensorLoad]:
     """The loads in `expr`, from left to right."""
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append), order="post")
-    return found
+    return collect(expr, ir.TensorLoad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 from tvm import s_tir, tirx
@@ -23,15 +23,15 @@ def ceildiv(a: Index, b: int) -> tirx.Expr:
     return (int64(a) + (b - 1)) // b
 
 
-def serial(extent: Index):  # type: ignore[no-untyped-def]
+def serial(extent: Index) -> AbstractContextManager[tirx.Var]:
     return T.serial(int64(0), int64(extent))
 
 
-def parallel(extent: Index):  # type: ignore[no-untyped-def]
+def parallel(extent: Index) -> AbstractContextManager[tirx.Var]:
     return T.parallel(int64(0), int64(extent))
 
 
-def vectorized(extent: int = LANES):  # type: ignore[no-untyped-def]
+def vectorized(extent: int = LANES) -> AbstractContextManager[tirx.Var]:
     return T.vectorized(int64(0), int64(extent))
 
 
@@ -100,7 +100,7 @@ def store_columns(
             store(lane)
 
 
-def primfunc(func: tirx.PrimFunc, emit: Callable[[], None]) -> tirx.PrimFunc:
+def with_emitted_body(func: tirx.PrimFunc, emit: Callable[[], None]) -> tirx.PrimFunc:
     """`func` with its body replaced by what `emit` builds."""
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):

@@ -9,11 +9,12 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
-from tvm.target.codegen import llvm_cpu_has_features
 
+from .cpu_target import vector_lanes
 from .leaf_loops import vectorize_leaf_loops
 from .loop_nests import Block, attempt, blocks_of, inline_producers, is_plain_loop_nest
 from .small_loops import run_small_loops_serially
+from .tir_nodes import is_const
 
 # Innermost iterations from which a parallel region, which costs 1 to 3 us, pays.
 PARALLEL_WORK = 16384
@@ -57,16 +58,6 @@ class CpuFallback(ScheduleRule):
         _schedule_groups(sch)
         func = vectorize_leaf_loops(sch.mod["main"], vector_lanes(target))
         return Schedule(run_small_loops_serially(func, PARALLEL_WORK))
-
-
-def vector_lanes(target: Target) -> int:
-    """float32 lanes in a vector register of an llvm target.
-
-    TVM's `llvm_get_vector_width` answers 512 bits for every x86, so features are asked for.
-    """
-    if llvm_cpu_has_features("avx512f", target):
-        return 16
-    return 8 if llvm_cpu_has_features("avx2", target) else 4
 
 
 def _schedule_groups(sch: Schedule) -> None:
@@ -119,15 +110,13 @@ def _schedule_inner(sch: Schedule, block: Block, depth: int) -> None:
     """A reduction over a strided axis goes outside the contiguous one, which takes the vectors."""
     if not block.reduces_columns:
         return
-    inner = [loop for loop in sch.get_loops(block.rv)[depth:] if not _is_unit(sch.get(loop))]
+    inner = [
+        loop for loop in sch.get_loops(block.rv)[depth:] if not is_const(sch.get(loop).extent, 1)
+    ]
     reduced = inner[-len(block.reduced) :]
     columns = inner[-len(block.reduced) - 1 : -len(block.reduced)]
     if columns and attempt(sch.reorder, *reduced, *columns):
         attempt(sch.decompose_reduction, block.rv, reduced[0])
-
-
-def _is_unit(loop: tirx.For) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) and loop.extent.value == 1
 
 
 def _split_single_axis(sch: Schedule, block: Block) -> int:

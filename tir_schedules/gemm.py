@@ -13,7 +13,9 @@ Loop nest: tasks run in parallel, one per panel of the right operand::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
@@ -32,6 +34,9 @@ from .emit import (
 )
 from .int4_decode import biased_code, decode_group
 from .packing import CODES_PER_WORD
+
+ReadLeft: TypeAlias = Callable[[Point, tirx.Expr, tirx.Expr], tirx.Expr]
+"""lhs at (batch, row, k)."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,14 @@ def gemm(product: Contraction, tile: Tile) -> None:
                 store_columns(product, point, column + v * LANES, result, [r, v * LANES])
 
 
-def _multiply(product, tile, left, where, right, result) -> None:  # type: ignore[no-untyped-def]
+def _multiply(
+    product: Contraction,
+    tile: Tile,
+    left: ReadLeft,
+    where: tuple[Point, tirx.Expr],
+    right: tuple[tirx.Buffer, tirx.Expr],
+    result: tirx.Buffer,
+) -> None:
     """result[i, :] = sum over k of lhs[row + i, k] * panel[vector…, k, :]; rows beyond repeat."""
     (batch, row), (panel, vector) = where, right
     last = product.rows.extent - 1
@@ -89,7 +101,7 @@ def _multiply(product, tile, left, where, right, result) -> None:  # type: ignor
                 T.buffer_store(result, acc[lane], [int64(i), v * LANES + lane])
 
 
-def _left_operand(product: Contraction):  # type: ignore[no-untyped-def]
+def _left_operand(product: Contraction) -> ReadLeft:
     """How to read lhs[batch, row, k]; converted to float32 once if it is anything but a load."""
     k = product.reduction
 

@@ -10,6 +10,7 @@ columns and the sums stay in registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -66,7 +67,14 @@ def _gemv_int4(product: Contraction, weight: Int4Weight, streams: int) -> None:
                 store_columns(product, point, tile * LANES, sums[s])
 
 
-def _add_group(weight, at, group, x, sums) -> None:  # type: ignore[no-untyped-def]
+def _add_group(
+    weight: Int4Weight,
+    at: Sequence[tirx.Expr],
+    group: tirx.Expr,
+    x: tirx.Buffer,
+    sums: Sequence[tirx.Buffer],
+) -> None:
+    """Add the products of a group of k to the sums of the tiles `at`."""
     decoded = [decode_group(weight, tile, group) for tile in at]
     partial = registers(len(at))
     per_group = weight.group_size // CODES_PER_WORD
@@ -113,7 +121,15 @@ def _gemv_along_k(product: Contraction, streams: int) -> None:
         store_columns(product, point, first, result, lanes=streams)
 
 
-def _add_products(product, point, at, depth, lane, sums) -> None:  # type: ignore[no-untyped-def]
+def _add_products(
+    product: Contraction,
+    point: Point,
+    at: Sequence[tirx.Expr],
+    depth: tirx.Expr,
+    lane: tirx.Expr,
+    sums: Sequence[tirx.Buffer],
+) -> None:
+    """Add lhs[k] * rhs[n, k] at k = `depth` to a lane of the sum of each column in `at`."""
     x = T.Bind(product.left({**point, product.reduction.var: depth}))
     for column, acc in zip(at, sums, strict=True):
         here = {**point, product.column.var: column, product.reduction.var: depth}

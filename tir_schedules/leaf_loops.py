@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Range, TensorLoad
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import BufferLoad, BufferStore, Expr, For, ForKind, SeqStmt, Stmt, Var
 
@@ -32,6 +32,7 @@ from .tir_nodes import (
     uses,
     vector_loop,
     with_body,
+    with_root_body,
 )
 from .vector_math import vectorizable_math
 
@@ -52,15 +53,9 @@ def vectorize_leaf_loops(func: tirx.PrimFunc, lanes: int) -> tirx.PrimFunc:
     lanes : int
         A power of two.
     """
-    realize = func.body
     rewriter = _LeafLoops(lanes)
-    body = vectorizable_math(rewriter.visit(realize.block.body))
-    root = realize.block
-    block = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init,
-        [*root.alloc_buffers, *rewriter.partials], root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize(realize.iter_values, realize.predicate, block))
+    body = vectorizable_math(rewriter.visit(func.body.block.body))
+    return with_root_body(func, body, rewriter.partials)
 
 
 class _LeafLoops:

@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, Expr, For, ForKind, Stmt, Var
 
-from .tir_nodes import collect
+from .tir_nodes import collect, is_const
 
 # Largest expression, in nodes, that inlining may make of one read.
 _INLINE_NODES = 400
@@ -155,7 +155,7 @@ def _writes_once(block: SBlock, store: BufferStore, is_reduction: bool) -> bool:
     """Each spatial iteration writes an element of its own, and reads none that another writes."""
     spatial = [a for a in block.iter_vars if a.iter_type == tirx.IterVar.DataPar]
     free = [a for a in spatial if _position(store.indices, a.var) is None]
-    if any(not _is_one(axis.dom.extent) for axis in free):
+    if any(not is_const(axis.dom.extent, 1) for axis in free):
         return False
     own = [x for x in collect(block.body, TensorLoad) if x.source.same_as(store.buffer)]
     if not is_reduction:
@@ -229,10 +229,6 @@ def _is_pure(call: Call) -> bool:
 
 def _name(call: Call) -> str:
     return getattr(call.op, "name", "")
-
-
-def _is_one(extent: Expr) -> bool:
-    return isinstance(extent, tirx.IntImm) and extent.value == 1
 
 
 def attempt(step: Callable[..., object], *args: object) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tvm import get_global_func, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
 from .contraction import LANES, Contraction
-from .emit import primfunc
+from .cpu_target import vector_lanes
+from .emit import with_emitted_body
 from .gemm import Tile, gemm
 from .gemv import Streams, gemv
 from .recognise import recognise
@@ -38,7 +39,7 @@ class Matmul(ScheduleRule):
         product = recognise(func)
         if product is None:
             return None
-        return s_tir.Schedule(primfunc(func, lambda: _any_rows(product, target)))
+        return s_tir.Schedule(with_emitted_body(func, lambda: _any_rows(product, target)))
 
 
 def _any_rows(product: Contraction, target: Target) -> None:
@@ -61,7 +62,7 @@ def _few_or_many(product: Contraction, target: Target, one: bool) -> None:
 
 
 def _tile(product: Contraction, target: Target) -> Tile:
-    rows, vectors = {512: (12, 2), 256: (6, 1), 128: (3, 1)}[_vector_bits(target)]
+    rows, vectors = {16: (12, 2), 8: (6, 1), 4: (3, 1)}[vector_lanes(target)]
     depth, columns = product.padded_k, product.column.dom.extent
     fits = _SYMBOLIC_PANEL
     if isinstance(depth, tirx.IntImm):
@@ -84,12 +85,5 @@ def _balanced(columns: int, widths: range, cores: int) -> int:
 
 
 def _streams(target: Target) -> Streams:
-    return {512: Streams(4, 8, 16), 256: Streams(2, 4, 4), 128: Streams(1, 2, 2)}[
-        _vector_bits(target)
-    ]
-
-
-def _vector_bits(target: Target) -> int:
-    has = get_global_func("target.target_has_feature")
-    with target:
-        return 512 if has("avx512f", target) else 256 if has("avx2", target) else 128
+    lanes = vector_lanes(target)
+    return {16: Streams(4, 8, 16), 8: Streams(2, 4, 4), 4: Streams(1, 2, 2)}[lanes]

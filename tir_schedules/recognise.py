@@ -13,8 +13,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from .contraction import LANES, Axes, Contraction, Int4Weight, Point, Stage, loads, substitute
+from .contraction import LANES, Axes, Contraction, Int4Weight, Point, Stage, loads
 from .int4_matmul import DEQUANTIZE
+from .tir_nodes import collect, is_const, substitute
 
 _FLOATS = ("float32", "float16")
 Producer = tuple[Sequence[tirx.Var], tirx.Expr]
@@ -42,7 +43,7 @@ def _leaf_blocks(body: tirx.Stmt) -> list[s_tir.SBlock]:
     for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
         while isinstance(stmt, tirx.For):
             stmt = stmt.body
-        if not isinstance(stmt, s_tir.SBlockRealize) or not _is(stmt.predicate, 1):
+        if not isinstance(stmt, s_tir.SBlockRealize) or not is_const(stmt.predicate, 1):
             return []
         if not isinstance(stmt.block.body, tirx.BufferStore):
             return []
@@ -53,7 +54,9 @@ def _leaf_blocks(body: tirx.Stmt) -> list[s_tir.SBlock]:
 def _plain_axes(blocks: Sequence[s_tir.SBlock]) -> bool:
     """Whether all axes start at 0 and have one dtype."""
     axes = [axis for block in blocks for axis in block.iter_vars]
-    return all(_is(axis.dom.min, 0) for axis in axes) and len({str(a.var.ty) for a in axes}) == 1
+    return (
+        all(is_const(axis.dom.min, 0) for axis in axes) and len({str(a.var.ty) for a in axes}) == 1
+    )
 
 
 @dataclass
@@ -133,7 +136,7 @@ def _inline(expr: tirx.Expr, producers: Mapping[tirx.Buffer, Producer]) -> tirx.
 def _operands(block: s_tir.SBlock, value: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr] | None:
     """A and B of ``C = 0; C = C + A * B``, if they are float16 or float32."""
     init, update = block.init, block.body
-    if not isinstance(init, tirx.BufferStore) or not _is(init.value, 0):
+    if not isinstance(init, tirx.BufferStore) or not is_const(init.value, 0):
         return None
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
@@ -150,7 +153,7 @@ def _classify(block: s_tir.SBlock, a: tirx.Expr, b: tirx.Expr) -> tuple | None:
     """(lhs, rhs, batch, rows, column, reduction), where rhs is the operand of the last axis."""
     column = _column(block)
     reductions = [axis for axis in block.iter_vars if axis.iter_type == _REDUCE]
-    in_a, in_b = _variables(a), _variables(b)
+    in_a, in_b = set(collect(a, tirx.Var)), set(collect(b, tirx.Var))
     if column is None or len(reductions) != 1 or (column.var in in_a) == (column.var in in_b):
         return None
     lhs, rhs, in_l, in_r = (a, b, in_a, in_b) if column.var in in_b else (b, a, in_b, in_a)
@@ -166,10 +169,10 @@ def _classify(block: s_tir.SBlock, a: tirx.Expr, b: tirx.Expr) -> tuple | None:
 def _column(block: s_tir.SBlock) -> tirx.IterVar | None:
     """The axis of the last index of the store, if its indices are distinct axes or zeros."""
     axes = {axis.var: axis for axis in block.iter_vars if axis.iter_type == _SPATIAL}
-    written = [index for index in block.body.indices if not _is(index, 0)]
+    written = [index for index in block.body.indices if not is_const(index, 0)]
     if not all(isinstance(index, tirx.Var) and index in axes for index in written):
         return None
-    spatial = {axis.var for axis in axes.values() if not _is(axis.dom.extent, 1)}
+    spatial = {axis.var for axis in axes.values() if not is_const(axis.dom.extent, 1)}
     if len(set(written)) != len(written) or not spatial <= set(written) or not written:
         return None
     return axes[written[-1]] if isinstance(block.body.indices[-1], tirx.Var) else None
@@ -185,7 +188,7 @@ def _int4_weight(block: s_tir.SBlock, rhs: tirx.Expr, column: tirx.IterVar) -> I
     zero_point = nibbles[1].source if len(nibbles) == 2 else None
     group_size = int(block.annotations[DEQUANTIZE])
     weight = Int4Weight(nibbles[0].source, scales[0].source, zero_point, group_size)
-    return weight if _is(weight.codes.shape[-1], LANES) else None
+    return weight if is_const(weight.codes.shape[-1], LANES) else None
 
 
 def _stages(
@@ -215,7 +218,7 @@ def _aligned(
     """The axes of `block` in terms of the product's, if it reads what is `written` there."""
     read = [load for load in loads(value) if load.source in written]
     axes = {axis.var: axis.dom.extent for axis in block.iter_vars}
-    at = {var: tirx.const(0, str(var.ty)) for var, extent in axes.items() if _is(extent, 1)}
+    at = {var: tirx.const(0, str(var.ty)) for var, extent in axes.items() if is_const(extent, 1)}
     for load in read:
         pairs = zip(load.indices, written[load.source], strict=True)
         at.update({index: here for index, here in pairs if index in axes})
@@ -232,13 +235,3 @@ def _aligned(
 def _fits(extent: tirx.Expr, at: tirx.Expr, extents: Point) -> bool:
     """Whether an axis of `extent` runs over just the values of the product's axis `at`."""
     return Analyzer().can_prove_equal(extent, extents.get(at, 1))
-
-
-def _variables(expr: tirx.Expr) -> set[tirx.Var]:
-    found: set[tirx.Var] = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, found.add), order="post")
-    return found
-
-
-def _is(expr: tirx.Expr, value: int) -> bool:
-    return isinstance(expr, tirx.IntImm | tirx.FloatImm) and expr.value == value

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import tvm_ffi
 from tvm import tirx
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, Expr, For, ForKind, IfThenElse, SeqStmt, Stmt, Var
+
+from .tir_nodes import sequence, substitute, with_root_body
 
 
 def run_small_loops_serially(func: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
@@ -25,19 +27,14 @@ def run_small_loops_serially(func: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
     work : int
         Elements from which a parallel region, which costs 1 to 3 us, pays.
     """
-    realize, root = func.body, func.body.block
+    root = func.body.block
     stmts = list(root.body.seq) if isinstance(root.body, SeqStmt) else [root.body]
     copies: list[tirx.Buffer] = []
     for i, stmt in enumerate(stmts):
         if isinstance(stmt, For) and stmt.kind == ForKind.PARALLEL:
             others = stmts[:i] + stmts[i + 1 :]
             stmts[i] = _guarded(stmt, _private(stmt, others, root.alloc_buffers), work, copies)
-    block = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint,
-        stmts[0] if len(stmts) == 1 else SeqStmt(stmts), root.init,
-        [*root.alloc_buffers, *copies], root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize(realize.iter_values, realize.predicate, block))
+    return with_root_body(func, sequence(stmts), copies)
 
 
 def _guarded(
@@ -50,7 +47,7 @@ def _guarded(
     copies += renamed.values()
     for var in _defined(loop):
         renamed[var] = Var(var.name, var.ty.dtype)
-    serial = tvm_ffi.structural_map(loop, (Var, lambda var: renamed.get(var, var)), order="post")
+    serial = substitute(loop, renamed)
     serial = For(serial.loop_var, serial.min, serial.extent, ForKind.SERIAL, serial.body)
     return IfThenElse(elements < tirx.const(work, elements.ty.dtype), serial, loop)
 

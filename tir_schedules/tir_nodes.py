@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import Expr, For, ForKind, SeqStmt, Stmt, Var
 
 
@@ -18,7 +19,7 @@ def collect(node: Stmt | Expr, kind: type) -> list[Any]:
     return found
 
 
-def substitute(node: Any, values: dict[Var, Expr]) -> Any:
+def substitute(node: Any, values: Mapping[Var, Expr]) -> Any:
     """`node` with variables replaced, also where they are defined."""
 
     def replace(var: Var) -> Expr:
@@ -41,7 +42,7 @@ def is_branch(call: Call) -> bool:
 
 
 def is_const(value: Expr, number: int) -> bool:
-    return isinstance(value, tirx.IntImm) and value.value == number
+    return isinstance(value, tirx.IntImm | tirx.FloatImm) and value.value == number
 
 
 def integer(value: int, like: Var) -> Expr:
@@ -89,3 +90,15 @@ def sequence(stmts: Sequence[Stmt | None]) -> Stmt:
     """The statements that are not None, one after the other."""
     present = [stmt for stmt in stmts if stmt is not None]
     return present[0] if len(present) == 1 else SeqStmt(present)
+
+
+def with_root_body(
+    func: tirx.PrimFunc, body: Stmt, buffers: Sequence[tirx.Buffer]
+) -> tirx.PrimFunc:
+    """`func`, in S-TIR form, with another body of its root block and more buffers in it."""
+    realize, root = func.body, func.body.block
+    block = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init,
+        [*root.alloc_buffers, *buffers], root.match_buffers, root.annotations,
+    )  # fmt: skip
+    return func.with_body(SBlockRealize(realize.iter_values, realize.predicate, block))

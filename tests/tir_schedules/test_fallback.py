@@ -13,9 +13,11 @@ from tvm.relax import op as O
 from tvm.target import Target
 from tvm.tirx import For, ForKind
 
+from sits_tvm import parse_target
 from tir_schedules import RULES
 from tir_schedules.apply import ApplySchedules
-from tir_schedules.fallback import CpuFallback, vector_lanes
+from tir_schedules.cpu_target import vector_lanes
+from tir_schedules.fallback import CpuFallback
 
 HOST = Target({"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()})
 GENERIC = Target({"kind": "llvm"})
@@ -161,3 +163,11 @@ def test_leaves_other_targets_alone():
 @pytest.mark.parametrize("name", ["matmul", "softmax", "residual_norm", "swap_heads"])
 def test_works_behind_the_other_rules(name):
     check(ZOO[name], lower(ZOO[name], tirx.Var("n", "int64"), HOST, RULES), (0, 1, 33, 500))
+
+
+@pytest.mark.parametrize(
+    ("options", "lanes"),
+    [("", 4), ("-mcpu=haswell", 8), ("-mattr=+avx2", 8), ("-mcpu=znver4", 16)],
+)
+def test_vectors_are_as_wide_as_the_target(options, lanes):
+    assert vector_lanes(parse_target(f"llvm -mtriple=x86_64-linux-gnu {options}")) == lanes

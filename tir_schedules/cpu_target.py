@@ -1,0 +1,14 @@
+"""What a schedule asks of an llvm target."""
+
+from tvm import get_global_func
+from tvm.target import Target
+
+
+def vector_lanes(target: Target) -> int:
+    """float32 lanes in a vector register of an llvm target: 16, 8 or 4.
+
+    TVM's `llvm_get_vector_width` answers 512 bits for every x86, and `llvm_cpu_has_features` does
+    not see ``-mattr``.
+    """
+    has = get_global_func("target.target_has_feature")
+    return 16 if has("avx512f", target) else 8 if has("avx2", target) else 4
