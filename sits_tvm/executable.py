@@ -26,6 +26,7 @@ _LIBRARY, _PARAMS, _REPORT, _META = (
     "report.json",
     "executable.json",
 )
+_NO_LOADER = "a loader of that name is not registered"  # TVM, of a module it has no runtime for
 
 
 class Executable(relax.VMExecutable):
@@ -87,21 +88,22 @@ class Executable(relax.VMExecutable):
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Write library, parameters, report and cubins to `directory`, all or nothing.
 
+        An older executable there is replaced at the end.
+
         Raises
         ------
         SitsError
             If the directory cannot be written, or holds something else.
         """
-        path = Path(directory)
+        path = Path(directory).resolve()
         draft = _draft(path)
         try:
             self._write(draft)
-            if path.exists():
-                shutil.rmtree(path)
-            draft.rename(path)
-        except BaseException:
+            _replace(path, draft)
+        except OSError as error:
+            raise _not_writable(path, error) from error
+        finally:
             shutil.rmtree(draft, ignore_errors=True)
-            raise
         return path
 
     def _write(self, directory: Path) -> None:
@@ -122,24 +124,44 @@ class Executable(relax.VMExecutable):
 
 def check_output(path: Path) -> None:
     """Raise SitsError if `Executable.save` could not write to `path`."""
-    _draft(path).rmdir()
+    _draft(path.resolve()).rmdir()
 
 
 def _draft(path: Path) -> Path:
     """A new folder beside `path`, which must not exist yet or hold a saved executable."""
     if path.exists() and not path.is_dir():
         raise _error("output-not-a-folder", f"{path} is a file")
-    if path.exists() and not (path / _META).exists() and any(path.iterdir()):
-        raise _error(
-            "output-not-empty",
-            f"{path} exists and is no saved executable",
-            help="give an empty or new folder",
-        )
+    others = (
+        [entry.name for entry in path.iterdir() if not _is_ours(entry)] if path.exists() else []
+    )
+    if others:
+        found = f"{path} holds {', '.join(sorted(others)[:3])}, which is of no saved executable"
+        raise _error("output-not-empty", found, help="give an empty or new folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
-        raise _error("output-not-writable", f"cannot write {path}: {error}") from error
+        raise _not_writable(path, error) from error
+
+
+def _is_ours(entry: Path) -> bool:
+    """Whether `Executable.save` writes a file of this name."""
+    return entry.name in (_LIBRARY, _PARAMS, _REPORT, _META) or entry.match("device_*.cubin")
+
+
+def _replace(path: Path, draft: Path) -> None:
+    """Put `draft` in the place of `path`; what was there comes back if that fails."""
+    if not path.exists():
+        draft.rename(path)
+        return
+    old = draft.with_name(f"{draft.name}.old")
+    path.rename(old)
+    try:
+        draft.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old)
 
 
 def load(directory: str | os.PathLike[str]) -> Executable:
@@ -148,8 +170,8 @@ def load(directory: str | os.PathLike[str]) -> Executable:
     Raises
     ------
     SitsError
-        If the directory is no saved executable, is of another format version, was built for a
-        CPU that this machine is not, or for CUDA on a machine without a driver.
+        If the directory is no saved executable, lacks a part, is of another format version, was
+        built for a CPU that this machine is not, or for CUDA on a machine without a driver.
     """
     path = Path(directory)
     meta = _read_meta(path)
@@ -159,16 +181,20 @@ def load(directory: str | os.PathLike[str]) -> Executable:
     try:
         module = tvm.runtime.load_module(str(path / _LIBRARY))
     except Exception as error:
-        if "cuda" not in str(error):
+        if _NO_LOADER not in str(error):
             raise _error("library-not-loadable", f"{path / _LIBRARY}: {error}") from error
         raise _error(
             "cuda-not-available",
             f"{path} was built for {meta['target']}, and this machine has no CUDA driver",
             help="load it on a machine with the driver; its cubins lie beside the library",
         ) from error
-    report = Report.from_json((path / _REPORT).read_text())
-    cubins = [(path / f"device_{i}.cubin").read_bytes() for i in range(meta["cubins"])]
     params = read_safetensors(path / _PARAMS)
+    try:
+        report = Report.from_json((path / _REPORT).read_text())
+        cubins = [(path / f"device_{i}.cubin").read_bytes() for i in range(meta["cubins"])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path}: {type(error).__name__}: {error}"
+        raise _error("executable-damaged", message, help="build it again") from error
     return Executable(module, report, params, meta["param_names"], cubins)
 
 
@@ -180,14 +206,21 @@ def _read_meta(path: Path) -> dict[str, Any]:
             "not-an-executable", f"{path} holds no saved executable ({error})",
             help="give the folder that Executable.save or `python -m sits_tvm build -o` wrote",
         ) from error  # fmt: skip
-    if meta.get("format_version") != FORMAT_VERSION:
-        raise _error(
-            "format-version",
-            f"{path} has format version {meta.get('format_version')}, this release reads "
-            f"{FORMAT_VERSION}",
-            help="build it again",
-        )
+    version = meta.get("format_version") if isinstance(meta, dict) else None
+    if version != FORMAT_VERSION:
+        message = f"{path} has format version {version}, this release reads {FORMAT_VERSION}"
+        raise _error("format-version", message, help="build it again")
+    missing = [key for key in ("target", "param_names", "cubins") if key not in meta]
+    if missing:
+        message = f"{path / _META} lacks {', '.join(missing)}"
+        raise _error("executable-damaged", message, help="build it again")
     return meta
+
+
+def _not_writable(path: Path, error: OSError) -> SitsError:
+    return _error(
+        "output-not-writable", f"cannot write {path}: {error}", help="give another folder"
+    )
 
 
 def _error(code: str, message: str, **more: str) -> SitsError:

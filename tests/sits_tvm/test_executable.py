@@ -4,6 +4,7 @@ import json
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,37 @@ def test_leaves_other_folders_alone(built, tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+def test_leaves_files_beside_an_older_one_alone(built, tmp_path):
+    path = built.save(tmp_path / "model")
+    (path / "notes.txt").write_text("years of work")
+    assert code_of(built.save, path) == "output-not-empty"
+    assert (path / "notes.txt").exists()
+
+
+def test_saves_through_a_link_and_in_the_working_directory(built, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    built.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    monkeypatch.chdir(tmp_path / "real")
+    built.save(".")
+    assert sits_tvm.load(tmp_path / "real").report == built.report
+
+
+def test_the_older_one_comes_back_if_it_cannot_be_replaced(built, tmp_path, monkeypatch):
+    path, rename = built.save(tmp_path / "model"), Path.rename
+
+    def fail(self, target):
+        if Path(target) == path and not self.name.endswith(".old"):
+            raise OSError("no space left")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    assert code_of(built.save, path) == "output-not-writable"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+    assert sits_tvm.load(path).report == built.report
+
+
 def test_refuses_an_unwritable_place(built):
     assert code_of(built.save, "/proc/model") == "output-not-writable"
 
@@ -112,6 +144,30 @@ def test_refuses_a_cpu_that_this_machine_is_not(built, tmp_path):
     path = built.save(tmp_path / "model")
     edit(path, target='{"kind":"llvm","mtriple":"aarch64-linux-gnu"}')
     assert code_of(sits_tvm.load, path) == "target-not-this-machine"
+
+
+@pytest.mark.parametrize("part", ["report.json", "library.so", "params.safetensors"])
+def test_refuses_a_folder_that_lacks_a_part(built, tmp_path, part):
+    path = built.save(tmp_path / "cuda")  # the word in the path says nothing of a driver
+    (path / part).unlink()
+    expected = {"report.json": "executable-damaged", "library.so": "library-not-loadable"}
+    assert code_of(sits_tvm.load, path) == expected.get(part, "params-damaged")
+
+
+def test_refuses_a_table_of_contents_that_lacks_a_key(built, tmp_path):
+    path = built.save(tmp_path / "model")
+    (path / "executable.json").write_text('{"format_version": 1}')
+    assert code_of(sits_tvm.load, path) == "executable-damaged"
+    (path / "executable.json").write_text("[]")
+    assert code_of(sits_tvm.load, path) == "format-version"
+
+
+@pytest.mark.skipif(tvm.cuda().exist, reason="says what a machine without a driver says")
+def test_cuda_code_needs_a_driver(tmp_path, rng):
+    built = sits_tvm.build(Mlp, "cuda -arch=sm_90", params=mlp_params(rng))
+    path = built.save(tmp_path / "model")
+    assert (path / "device_0.cubin").exists() == bool(built.cubins)
+    assert code_of(sits_tvm.load, path) == "cuda-not-available"
 
 
 @pytest.mark.parametrize("size", [4, 100, 5000])
