@@ -131,22 +131,25 @@ def _draft(path: Path) -> Path:
     """A new folder beside `path`, which must not exist yet or hold a saved executable."""
     if path.exists() and not path.is_dir():
         raise _error("output-not-a-folder", f"{path} is a file")
-    others = (
-        [entry.name for entry in path.iterdir() if not _is_ours(entry)] if path.exists() else []
-    )
-    if others:
-        found = f"{path} holds {', '.join(sorted(others)[:3])}, which is of no saved executable"
-        raise _error("output-not-empty", found, help="give an empty or new folder")
     try:
+        others = _others(path) if path.exists() else []
+        if others:
+            found = f"{path} holds {', '.join(sorted(others)[:3])}, which is of no saved executable"
+            raise _error("output-not-empty", found, help="give an empty or new folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise _not_writable(path, error) from error
 
 
-def _is_ours(entry: Path) -> bool:
-    """Whether `Executable.save` writes a file of this name."""
-    return entry.name in (_LIBRARY, _PARAMS, _REPORT, _META) or entry.match("device_*.cubin")
+def _others(path: Path) -> list[str]:
+    """What `Executable.save` did not write into a folder: everything, if it wrote none."""
+    ours = {_LIBRARY, _PARAMS, _REPORT, _META} if (path / _META).exists() else set()
+    return [
+        entry.name
+        for entry in path.iterdir()
+        if entry.name not in ours and not (ours and entry.match("device_*.cubin"))
+    ]
 
 
 def _replace(path: Path, draft: Path) -> None:
@@ -218,9 +221,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _not_writable(path: Path, error: OSError) -> SitsError:
-    return _error(
-        "output-not-writable", f"cannot write {path}: {error}", help="give another folder"
-    )
+    message = f"cannot write {path}: {error}"
+    return _error("output-not-writable", message, help="give another folder")
 
 
 def _error(code: str, message: str, **more: str) -> SitsError:

@@ -77,6 +77,9 @@ def test_leaves_other_folders_alone(built, tmp_path):
     assert code_of(built.save, tmp_path) == "output-not-empty"
     assert code_of(built.save, tmp_path / "thesis.txt") == "output-not-a-folder"
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "library.so").write_text("of another program")
+    assert code_of(built.save, tmp_path / "other") == "output-not-empty"
 
 
 def test_leaves_files_beside_an_older_one_alone(built, tmp_path):
