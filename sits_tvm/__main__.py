@@ -80,13 +80,20 @@ def _lower(args: argparse.Namespace) -> int:
     mod, params = _model(args.model)
     lowered, report = lower(mod, args.target, params=params, config=config)
     if args.output is not None:
-        args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / "module.json").write_text(save_json(lowered))
-        (args.output / "report.json").write_text(report.to_json())
+        _write(args.output, {"module.json": save_json(lowered), "report.json": report.to_json()})
     elif not args.json:
         print(lowered.script())
     print(report.to_json() if args.json else report)
     return 0
+
+
+def _write(directory: Path, files: dict[str, str]) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name).write_text(text)
+    except OSError as error:
+        raise _error("output-not-writable", f"cannot write {directory}: {error}") from error
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -154,25 +161,31 @@ def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
     except ImportError as error:
         raise _error("package-missing", str(error), help="pip install sits_tvm[hf]") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
-        raise _error("model-not-readable", f"{path}: {reason}") from error
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        message = f"{path}: {type(error).__name__}: {reason}"
+        raise _error("model-not-readable", message) from error
 
 
 def _show_progress(quiet: bool) -> None:
     """Steps that the library logs, on stderr, each with the seconds since the start."""
-    start = time.perf_counter()
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.addFilter(lambda record: _stamp(record, start))
+    handler.setFormatter(_SinceStart("[%(seconds)6.1f s] %(message)s"))
     logger = logging.getLogger("sits_tvm")
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
-def _stamp(record: logging.LogRecord, start: float) -> bool:
-    record.msg = f"[{time.perf_counter() - start:6.1f} s] {record.msg}"
-    return True
+class _SinceStart(logging.Formatter):
+    """Gives records `seconds`, counted from when the formatter was made."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.start = time.time()
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.seconds = record.created - self.start
+        return super().format(record)
 
 
 def _fail(diagnostics: list[Diagnostic], as_json: bool) -> int:
