@@ -16,9 +16,6 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture(autouse=True)
-def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.node.get_closest_marker("skip_well_formed"):
-        yield
-        return
+def well_formed() -> Iterator[None]:
     with PassContext(instruments=[WellFormedInstrument()]):
         yield
