@@ -75,7 +75,8 @@ class Config:
     skip : tuple of str
         Globs over parameter names (``"*.layers.0.*"``) that stay in float.
     attention : str
-        "exact" (rewrites that keep every value) or "off".
+        "exact" or "off": whether attention may be rewritten without changing a value. No such
+        rewrite is in the build yet, so both do the same.
     gradient_gate : str
         "off"; the gradient-conservation check is not part of the build yet.
     verify : bool
