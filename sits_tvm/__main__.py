@@ -19,6 +19,7 @@ from .config import Config, QuantSpec
 from .diagnostics import Diagnostic, SitsError
 from .environment import describe, table
 from .executable import check_output
+from .frontends._packages import require
 
 MODEL_HELP = (
     "a directory or .gguf file (from_pretrained), a .pt2 program (from_torch), an .onnx file "
@@ -143,6 +144,7 @@ def _model(path: Path) -> tuple[IRModule, dict[str, Any] | None]:
     if path.suffix == ".onnx":
         return from_onnx(path)
     if path.suffix == ".pt2":
+        require("torch", "reading a .pt2 program", "hf")
         return from_torch(_read(path, _load_pt2))
     if path.suffix == ".json":
         return _read(path, lambda file: load_json(file.read_text())), None
@@ -158,8 +160,6 @@ def _load_pt2(path: Path) -> Any:
 def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
     try:
         return reader(path)
-    except ImportError as error:
-        raise _error("package-missing", str(error), help="pip install sits_tvm[hf]") from error
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         message = f"{path}: {type(error).__name__}: {reason}"

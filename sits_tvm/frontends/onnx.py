@@ -10,6 +10,7 @@ import tvm
 from tvm import IRModule
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
+from sits_tvm.frontends._packages import require
 
 if TYPE_CHECKING:
     import onnx
@@ -39,14 +40,12 @@ def from_onnx(
     ------
     SitsError
         With every node that cannot be imported, and every value whose type differs from what ONNX
-        infers.
+        infers; if the file is damaged, or the package onnx is missing.
     FileNotFoundError
         If there is no such file.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise _unreadable("the package onnx is not installed", "pip install onnx") from error
+    require("onnx", "from_onnx", "onnx")
+    import onnx
 
     from relax_passes._import_fixes import IMPORT_FIXES
     from sits_tvm.frontends._onnx_importer import Importer

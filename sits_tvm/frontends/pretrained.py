@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tvm import IRModule, tirx
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.frontends._packages import require
 from sits_tvm.frontends.gguf import REPORTING, load_gguf, refuse_incomplete
 from sits_tvm.frontends.torch import convert_exported_program
 
@@ -65,7 +66,8 @@ def from_pretrained(
         not installed, a model that torch cannot export, and every op that has no converter.
     """
     _check_options(dtype, logits_to_keep, max_seq_len)
-    _require_packages()
+    for package in ("torch", "transformers"):
+        require(package, "from_pretrained", "hf")
     from sits_tvm.frontends._hf_attention import convert
     from sits_tvm.frontends._hf_export import export
 
@@ -102,20 +104,6 @@ def _check_options(dtype: str | None, logits_to_keep: int, max_seq_len: int | No
         raise SitsError([Diagnostic.error("from-pretrained-arguments", p) for p in problems])
 
 
-def _require_packages() -> None:
-    for name in ("torch", "transformers"):
-        _require_package(name)
-
-
-def _require_package(name: str) -> None:
-    try:
-        __import__(name)
-    except ImportError as error:
-        _refuse(
-            "package-missing", f"from_pretrained needs {name}: {error}", "pip install sits_tvm[hf]"
-        )
-
-
 def _model(model_or_path: Any, dtype: str | None) -> PreTrainedModel:
     import torch
     from transformers import PreTrainedModel
@@ -135,7 +123,7 @@ def _load(path: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     if path.is_dir():
         return _load_directory(path, dtype)
     if path.is_file():
-        _require_package("gguf")
+        require("gguf", "from_pretrained with a GGUF file", "hf")
         return load_gguf(path, dtype)
     advice = "nothing is downloaded: fetch the model (hf download NAME --local-dir DIR), pass DIR"
     _refuse("path-missing", f"no file or directory {path}", advice)

@@ -9,6 +9,7 @@ import tvm
 from tvm import IRModule
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
+from sits_tvm.frontends._packages import require
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +51,9 @@ def from_torch(
     ------
     SitsError
         With every op that cannot be imported and its source line, every result whose type differs
-        from torch's, every buffer that the model writes to.
+        from torch's, every buffer that the model writes to; without PyTorch.
     """
+    require("torch", "from_torch", "hf")
     import torch
 
     if isinstance(module_or_exported_program, torch.export.ExportedProgram):

@@ -1,6 +1,5 @@
 """from_pretrained against transformers' own eager attention, on random and one trained model."""
 
-import builtins
 import json
 from functools import cache
 
@@ -303,29 +302,6 @@ def test_options_and_objects_of_the_wrong_kind():
     assert "dtype='int4'" in refused("from-pretrained-arguments", "x", dtype="int4")
     assert "max_seq_len=1" in refused("from-pretrained-arguments", "x", max_seq_len=1)
     assert "from_torch" in refused("not-a-model", torch.nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("package", ["transformers", "gguf"])
-def test_missing_package_names_the_extra(package, monkeypatch, tmp_path):
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF")
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.split(".")[0] == package:
-            raise ImportError(f"No module named {name}")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert "pip install sits_tvm[hf]" in refused("package-missing", path)
-
-
-def test_encoder_decoder_is_refused():
-    config = transformers.T5Config(
-        vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4
-    )
-    text = refused("model-not-supported", transformers.AutoModelForSeq2SeqLM.from_config(config))
-    assert "from_torch" in text
 
 
 @pytest.mark.slow
