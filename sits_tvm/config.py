@@ -109,7 +109,9 @@ class Config:
                 f"Config.quant={self.quant!r}: expected a QuantSpec or None, "
                 "for example Config(quant=QuantSpec(group_size=32))"
             )
-        if isinstance(self.skip, str) or not all(isinstance(glob, str) for glob in self.skip):
+        if not isinstance(self.skip, list | tuple) or not all(
+            isinstance(glob, str) for glob in self.skip
+        ):
             raise TypeError(
                 f"Config.skip={self.skip!r}: expected a tuple of globs over parameter names, "
                 'for example skip=("*.layers.0.*",)'
@@ -121,6 +123,8 @@ class Config:
         _require("Config.gradient_gate", self.gradient_gate, ("off",))
         _require("Config.database", self.database, (None,))
         if self.dump_dir is not None:
+            if not isinstance(self.dump_dir, str | Path):
+                raise TypeError(f"Config.dump_dir={self.dump_dir!r}: expected a path or None")
             object.__setattr__(self, "dump_dir", Path(self.dump_dir))
         if self.quant is None and (self.quantize_embedding or self.quantize_head):
             raise ValueError(

@@ -122,6 +122,10 @@ def _lower(
     report: Report | None = None,
 ) -> tuple[IRModule, dict[str, Tensor], Report, Target]:
     report = report if report is not None else Report()
+    if not isinstance(config, Config):
+        message = f"config is a {type(config).__name__}, not a Config"
+        help_ = "write config=Config(quant=QuantSpec()), or Config.from_dict(…)"
+        raise SitsError([Diagnostic.error("config", message, help=help_)])
     with collect() as found:
         checked = parse_target(target)
         mismatch = host_mismatch(checked)

@@ -17,7 +17,7 @@ from relax_passes.op.int4 import layout_of
 from relax_passes.quantize_matmul_weights import SOURCE_NAMES, TRANSFORM_SUFFIX
 from tir_schedules.packing import pack
 
-from .diagnostics import Diagnostic, raise_errors
+from .diagnostics import Diagnostic, SitsError, raise_errors
 
 _LOG = logging.getLogger(__name__)
 _CPU = 1
@@ -32,20 +32,32 @@ def as_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
     Raises
     ------
     SitsError
-        With every value that is neither.
+        With every name that is no str and every value that is no dense tensor.
     """
+    if not isinstance(params, Mapping):
+        message = f"params is a {type(params).__name__}, not a mapping of names to tensors"
+        raise SitsError([Diagnostic.error("params-type", message)])
     arrays: dict[str, Array] = {}
     found = []
     for name, value in params.items():
-        if isinstance(value, Tensor | np.ndarray):
-            arrays[name] = value
-        elif hasattr(value, "__dlpack__"):
-            arrays[name] = _from_dlpack(value.detach() if hasattr(value, "detach") else value)
-        else:
-            message = f"parameter `{name}` is a {type(value).__name__}, not a tensor or an array"
+        try:
+            arrays[_name(name)] = _array(value)
+        except (AttributeError, BufferError, RuntimeError, TypeError) as error:
+            kind = type(value).__name__
+            message = f"parameter `{name}` is a {kind}, not a dense tensor or an array: {error}"
             found.append(Diagnostic.error("params-type", message))
     raise_errors(found)
     return arrays
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"its name is a {type(name).__name__}, not a str")
+    return name
+
+
+def _array(value: Any) -> Array:
+    return value if isinstance(value, Tensor | np.ndarray) else _from_dlpack(_plain(value))
 
 
 def public_functions(mod: IRModule) -> dict[str, relax.Function]:
@@ -198,11 +210,20 @@ def _out_of_order(name: str, func: relax.Function, params: Mapping[str, Array]) 
     )
 
 
+def _plain(value: Any) -> Any:
+    """A torch tensor without its graph and its pending negation, which DLPack would drop."""
+    for name in ("detach", "resolve_conj", "resolve_neg"):
+        value = getattr(value, name)() if hasattr(value, name) else value
+    return value
+
+
 def _from_dlpack(value: Any) -> Array:
     """The same memory; TVM wants it aligned to 64 bytes, NumPy lacks bfloat16."""
     try:
         return tvm.runtime.from_dlpack(value)
     except RuntimeError:
+        if str(value.dtype).endswith("bfloat16"):
+            return tvm.runtime.from_dlpack(value.contiguous().clone())
         return np.from_dlpack(value)
 
 

@@ -25,7 +25,7 @@ import tir_schedules
 
 from ._pass_context import with_instruments
 from .config import Config
-from .diagnostics import collect, raise_errors
+from .diagnostics import Diagnostic, SitsError, collect, raise_errors
 from .quick_parsing import load_tensor_intrinsics
 from .report import Kernel, PassRun, Report
 
@@ -49,6 +49,7 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
 
 def kernel_passes(target: Target) -> list[Pass]:
     """Phase 2: from Relax ops to scheduled PrimFuncs."""
+    on_cpu = target.kind.name == "llvm"
     return [
         passes.BoundTakeIndices(),
         passes.LowerAttention(),
@@ -66,6 +67,7 @@ def kernel_passes(target: Target) -> list[Pass]:
         passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
         tir_schedules.ApplySchedules(*tir_schedules.RULES),
+        *([tir_schedules.AcceptUnalignedTensors()] if on_cpu else []),
     ]
 
 
@@ -139,7 +141,11 @@ def _instruments(config: Config, phase: str) -> PassContext:
         instruments.append(relax.ir.instrument.WellFormedInstrument())
     if config.dump_dir is not None:
         folder = config.dump_dir / phase
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"cannot write to Config.dump_dir: {error}"
+            raise SitsError([Diagnostic.error("dump-dir", message)]) from error
         instruments.append(tvm.ir.instrument.DumpIR(str(folder)))
     return with_instruments(*instruments)
 

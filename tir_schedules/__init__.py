@@ -5,6 +5,7 @@ from tvm.target import Target
 
 import sits_tvm  # noqa: F401, first: it imports the modules of this package one by one
 
+from .alignment import AcceptUnalignedTensors
 from .apply import ApplySchedules
 from .contraction import LANES
 from .fallback import CpuFallback
@@ -27,4 +28,4 @@ def packed_lanes(target: Target) -> int:
     return LANES if target.kind.name == "llvm" else 1
 
 
-__all__ = ["RULES", "ApplySchedules", "packed_lanes"]
+__all__ = ["RULES", "AcceptUnalignedTensors", "ApplySchedules", "packed_lanes"]

@@ -10,13 +10,21 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
-from small_modules import Mlp, mlp_params, mlp_reference, one_function, without_num_input
+from small_modules import (
+    Mlp,
+    mlp_params,
+    mlp_reference,
+    one_function,
+    restored,
+    without_num_input,
+)
 from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec, Report, SitsError
+from sits_tvm.params import as_arrays
 from sits_tvm.pipeline import lower_to_vm
 
 CPU = "llvm -mcpu=native"
@@ -316,6 +324,66 @@ def test_refuses_a_param_that_is_no_tensor(rng):
     (found,) = refused(Mlp, CPU, params={**mlp_params(rng), "bias": [0.0] * 128})
     assert found.code == "params-type"
     assert "`bias`" in found.message
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "NoneType"),
+        ("up", "str"),
+        (torch.zeros(128, device="meta"), "meta"),
+        (torch.zeros(128).to_sparse(), "strided"),
+    ],
+)
+def test_says_what_a_param_is(rng, value, reason):
+    found = refused(Mlp, CPU, params={**mlp_params(rng), "bias": value})
+    assert codes(found) == ["params-type"]
+    assert "`bias`" in found[0].message
+    assert reason in found[0].message
+
+
+def test_refuses_params_and_config_of_another_type(rng):
+    params = mlp_params(rng)
+    assert codes(refused(Mlp, CPU, params=list(params.values()))) == ["params-type"]
+    assert codes(refused(Mlp, CPU, params={**params, 0: params["up"]})) == ["params-type"]
+    assert codes(refused(Mlp, CPU, params=params, config=G32)) == ["config"]
+    (found,) = refused(Mlp, CPU, config=Config(dump_dir="/proc/self/none"))
+    assert found.code == "dump-dir"
+
+
+def test_views_of_torch_keep_their_values(rng):
+    """A pending negation, and a bfloat16 tensor off any alignment."""
+    params = {name: torch.from_numpy(value) for name, value in mlp_params(rng).items()}
+    viewed = {name: torch._neg_view(-value) for name, value in params.items()}
+    x = rng.standard_normal((1, 3, 64)).astype("float32")
+    want, got = (run(sits_tvm.build(Mlp, CPU, params=p, config=QUANT), x) for p in (params, viewed))
+    np.testing.assert_array_equal(got, want)
+    half = torch.arange(65.0).bfloat16()[1:]
+    (taken,) = as_arrays({"half": half}).values()
+    np.testing.assert_array_equal(torch.from_dlpack(taken).float(), half.float())
+
+
+@pytest.mark.parametrize("quant", [None, G32], ids=["float", "int4"])
+@pytest.mark.parametrize("offset", [4, 16, 32])
+def test_inputs_may_start_anywhere(rng, quant, offset):
+    """NumPy aligns to 16 bytes; kernels compiled for 64 would end the process."""
+
+    def make(bb, x, w):
+        rows = bb.emit(relax.op.nn.softmax(bb.emit(relax.op.nn.relu(x))))
+        return bb.emit(relax.op.nn.silu(bb.emit(relax.op.matmul(rows, w))))
+
+    weight = rng.standard_normal((64, 64)).astype("float32")
+    built = sits_tvm.build(
+        one_function(make, MATRIX, MATRIX, num_input=1), CPU,
+        params={"a1": weight}, config=Config(quant=quant),
+    )  # fmt: skip
+    memory = np.zeros(64 * 64 * 4 + 128, "uint8")
+    start = -memory.ctypes.data % 64 + offset
+    x = memory[start : start + 64 * 64 * 4].view("float32").reshape(64, 64)
+    x[:] = rng.standard_normal(x.shape)
+    rows = torch.from_numpy(x.copy()).double().relu().softmax(-1)
+    want = torch.nn.functional.silu(rows @ restored(weight.T, quant).T)
+    np.testing.assert_allclose(run(built, x), want, rtol=0, atol=2e-6)
 
 
 def test_refuses_int4_tensors_by_name():

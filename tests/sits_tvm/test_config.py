@@ -38,6 +38,12 @@ def test_skip_takes_a_tuple():
         Config(skip="*.layers.0.*")
 
 
+@pytest.mark.parametrize(("field", "value"), [("skip", None), ("skip", [1]), ("dump_dir", 3)])
+def test_wrong_types_name_the_field(field, value):
+    with pytest.raises(TypeError, match=f"Config.{field}="):
+        Config(**{field: value})
+
+
 @pytest.mark.parametrize("field", ["quantize_embedding", "quantize_head"])
 def test_head_and_embedding_need_quant(field):
     with pytest.raises(ValueError, match=r"need Config\.quant"):
