@@ -17,9 +17,10 @@ class ApplySchedules:
     """Give each PrimFunc the schedule of the first rule that takes it.
 
     Like dlight's `ApplyDefaultSchedule`, but the input module is not written to, and every
-    function afterwards carries ``sits.rule``, the class name of the rule that took it or "none",
-    and is opaque to fusion: a second `FuseOps`, which TVM's default pipelines run, would otherwise
-    merge scheduled functions with others. Functions already scheduled stay as they are.
+    function afterwards carries ``sits.rule``, the class name of the rule that took it ("Matmul";
+    "dlight.Matmul" for one of TVM's) or "none", and is opaque to fusion: a second `FuseOps`, which
+    TVM's default pipelines run, would otherwise merge scheduled functions with others. Functions
+    already scheduled stay as they are.
 
     Parameters
     ----------
@@ -46,8 +47,13 @@ class ApplySchedules:
         for rule in self.rules:
             schedule = rule.apply(func, target, False)
             if schedule is not None:
-                return type(rule).__name__, schedule
+                return _name(rule), schedule
         return "none", None
+
+
+def _name(rule: ScheduleRule) -> str:
+    kind = type(rule)
+    return f"dlight.{kind.__name__}" if kind.__module__.startswith("tvm.") else kind.__name__
 
 
 def _is_scheduled(func: tirx.PrimFunc) -> bool:

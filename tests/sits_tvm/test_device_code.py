@@ -6,11 +6,13 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
-from tvm import relax
+from small_modules import one_function
+from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from sits_tvm import device_code
+import sits_tvm
+from sits_tvm import Config, QuantSpec, device_code
 from sits_tvm._sass import Instruction, count, main_loop
 from sits_tvm.device_code import (
     Launch,
@@ -130,6 +132,23 @@ def test_emulated_int4_mma_shows_as_a_call(handwritten):
     assert "sub_byte" in called[0]
     assert kernel.loop_sass["CALL"] == kernel.loop_sass[called[0]] > 0
     assert kernel.sass["IMMA"] == kernel.sass["IMMA.16832.S8.S8"] == 2
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_int4_weights_bring_no_emulated_mma(dtype):
+    mod = one_function(
+        lambda bb, x, w: relax.op.matmul(x, bb.emit(relax.op.permute_dims(w))),
+        relax.TensorType((tirx.Var("n", "int64"), 512), dtype),
+        relax.TensorType((1024, 512), dtype),
+        num_input=1,
+    )
+    config = Config(quant=QuantSpec(group_size=32, symmetric=False))
+    report = sits_tvm.build(mod, "cuda -arch=sm_90", config=config).report
+    kernels = [kernel for kernel in report.kernels if "int4_matmul" in kernel.name]
+    assert len(kernels) == 1
+    assert kernels[0].sass["total"] > 0
+    assert (kernels[0].sass["CALL"], kernels[0].spills) == (0, 0)
 
 
 @needs_nvcc

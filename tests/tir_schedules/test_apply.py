@@ -66,6 +66,12 @@ def test_the_first_rule_that_takes_a_function_is_named():
     assert rules == {"add": "OnlyAdd", "tir_exp": "Everything"}
 
 
+def test_rules_of_tvm_are_told_apart_from_ours():
+    with Target({"kind": "cuda", "arch": "sm_90", "max_num_threads": 1024}):
+        mod = ApplySchedules(s_tir.dlight.gpu.Fallback())(legalized())
+    assert set(attributes(mod, "sits.rule").values()) == {"dlight.Fallback"}
+
+
 def test_a_function_no_rule_takes_says_so():
     mod = apply(legalized(), OnlyAdd())
     assert attributes(mod, "sits.rule") == {"add": "OnlyAdd", "tir_exp": "none"}
