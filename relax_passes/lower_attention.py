@@ -9,6 +9,7 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_passes._map_functions import map_functions
 from relax_passes.op._attention_plain import lower_plain
 from sits_tvm.diagnostics import Diagnostic, emit
 
@@ -64,23 +65,14 @@ class LowerAttention:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Lowerer(mod).run()
+        return map_functions(mod, lambda name, func: _Lowerer(mod, name).visit_expr(func))
 
 
 @mutator
 class _Lowerer(PyExprMutator):
-    def __init__(self, mod: IRModule) -> None:
+    def __init__(self, mod: IRModule, function: str) -> None:
         super().__init__(mod)
-        self.mod = mod
-        self.op = Op.get("relax.sits.attention")
-        self.function = self.binding = ""
-
-    def run(self) -> IRModule:
-        for gvar, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.function = gvar.name_hint
-                self.builder_.update_func(gvar, self.visit_expr(func))
-        return self.builder_.get()
+        self.function, self.binding = function, ""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.binding = binding.var.name
@@ -88,7 +80,7 @@ class _Lowerer(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        if call.op != self.op:
+        if call.op != Op.get("relax.sits.attention"):
             return call
         unknown = [x for x in call.args[:3] if not isinstance(x.ty.shape, relax.ShapeExpr)]
         if unknown:

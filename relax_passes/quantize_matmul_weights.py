@@ -28,7 +28,6 @@ from .op.int4 import int4_matmul, int4_take, layout_attrs, packed_types, quantiz
 TRANSFORM_SUFFIX = "_transform_params"
 SOURCE_NAMES = "sits.param_names"
 """Attribute of a transform function: the names of the weights it takes."""
-PART_NAMES = ("codes", "scale", "zero_point")
 
 
 @tvm.transform.module_pass(opt_level=0, name="QuantizeMatmulWeights")
@@ -312,12 +311,11 @@ class _Quantizer(PyExprMutator):
     def _make_parts(self, site: WeightSite) -> list[relax.Expr]:
         if isinstance(site.source, GenericConst):
             return [relax.const(part) for part in pack(_rows(site), self.spec, self.lanes)]
-        types = packed_types(self.layout(site))
+        layout = self.layout(site)
         turned = site.transposed and site.name in self.both_ways
         prefix = f"{site.name}.transposed" if turned else site.name
-        return [
-            relax.Var(f"{prefix}.{part}", ty) for part, ty in zip(PART_NAMES, types, strict=False)
-        ]
+        named = zip(layout.names, packed_types(layout), strict=True)
+        return [relax.Var(f"{prefix}.{part}", ty) for part, ty in named]
 
 
 def _rows(site: WeightSite) -> np.ndarray:

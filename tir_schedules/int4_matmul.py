@@ -102,10 +102,9 @@ def _row_or_nan(
 
 
 def _placeholders(layout: PackedLayout) -> list[te.Tensor]:
-    names = ("codes", "scale", "zero_point")[: len(layout.shapes)]
     return [
         te.placeholder([_int64(extent) for extent in shape], dtype, name=name)
-        for name, shape, dtype in zip(names, layout.shapes, layout.dtypes, strict=True)
+        for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True)
     ]
 
 

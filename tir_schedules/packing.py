@@ -65,6 +65,10 @@ class PackedLayout:
         return tuple((rows, width, self.lanes) for width in widths)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return ("codes", "scale", "zero_point")[: len(self.shapes)]
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         return ("uint32", self.spec.scale_dtype, "uint32")[: len(self.shapes)]
 

@@ -115,11 +115,11 @@ def _infer_int4_take(call: relax.Call, _: relax.BlockBuilder) -> relax.TensorTyp
 
 
 def _expect_packed(call: relax.Call, layout: PackedLayout) -> None:
-    names = ("codes", "scale", "zero_point")[: len(layout.shapes)]
-    if len(call.args) - 1 != len(names):
-        raise ValueError(f"{call.op.name}: expected the parts {names}, got {len(call.args) - 1}")
+    parts = call.args[1:]
+    if len(parts) != len(layout.names):
+        raise ValueError(f"{call.op.name}: expected the parts {layout.names}, got {len(parts)}")
     for name, arg, shape, dtype in zip(
-        names, call.args[1:], layout.shapes, layout.dtypes, strict=True
+        layout.names, parts, layout.shapes, layout.dtypes, strict=True
     ):
         _expect(call, name, arg, shape, (dtype,))
 
