@@ -200,7 +200,7 @@ def print_table(figures: dict[str, Any]) -> None:
     print(
         "\nThe base model is a dequantized Q4_K one, whose weights lie on a grid of groups of 32,\n"
         "which flatters g32. Plain g128 symmetric rounding costs more: calibration comes later.\n"
-        "v_proj is 3 % of the linear weights and, with one KV head, by far the most sensitive part.\n"
+        "v_proj (one KV head) is 3 % of the linear weights and by far their most sensitive part.\n"
         "Prefill is 512 tokens to the logits of the last; TVM's default lowering got 4 tokens.\n"
     )
 
