@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
@@ -22,7 +23,8 @@ from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_po
 from ._register import register_op
 
 _SPEC_ATTRS = ("bits", "group_size", "symmetric", "scale_dtype")
-_OUT_ELEMENTWISE_FUSABLE = 4  # relax.op_pattern: FuseOps lets elementwise consumers join
+# relax.op_pattern: FuseOps lets elementwise consumers join, or leaves the kernel alone
+_OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 4, 8
 
 
 def quantize_weight(
@@ -162,7 +164,7 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     x, *packed = call.args
     layout, dtype = layout_of(call), str(x.ty.dtype)
     rows = _product(list(x.ty.shape)[:-1])
-    kernel = _matmul_kernel(_static(rows), layout, dtype)
+    kernel = _fusable(_matmul_kernel(_static(rows), layout, dtype), rows)
     out = relax.TensorType([rows, layout.n], dtype)
     flat = _reshape(bb, x, [rows, layout.k])
     y = _call(bb, kernel, "int4_matmul", [flat, *packed], out)
@@ -173,28 +175,32 @@ def _legalize_int4_take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     indices, *packed = call.args
     layout, dtype = layout_of(call), str(call.attrs["out_dtype"])
     count = _product(indices.ty.shape)
-    kernel = _take_kernel(_static(count), layout, dtype, str(indices.ty.dtype))
+    kernel = _fusable(_take_kernel(_static(count), layout, dtype, str(indices.ty.dtype)), count)
     out = relax.TensorType([count, layout.k], dtype)
     flat = _reshape(bb, indices, [count])
     rows = _call(bb, kernel, "int4_take", [flat, *packed], out)
     return _reshape(bb, rows, [*indices.ty.shape, layout.k])
 
 
+def _fusable(kernel: tirx.PrimFunc, rows: object) -> tirx.PrimFunc:
+    """FuseTIR does not match the kernel's own symbol of rows with a product such as b * s."""
+    plain = isinstance(rows, int) or tvm.ir.is_prim_var(rows) or isinstance(rows, tirx.IntImm)
+    return kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE if plain else _OPAQUE)
+
+
 # A model holds the same kernel once per layer: make it once.
 @lru_cache(maxsize=512)
 def _matmul_kernel(rows: int | None, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
-    kernel = kernels.int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.lanes)
-    return kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
+    return kernels.int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.lanes)
 
 
 @lru_cache(maxsize=64)
 def _take_kernel(
     count: int | None, layout: PackedLayout, dtype: str, index_dtype: str
 ) -> tirx.PrimFunc:
-    kernel = kernels.int4_take(
+    return kernels.int4_take(
         count, layout.n, layout.k, layout.spec, dtype, layout.lanes, index_dtype
     )
-    return kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
 
 
 def _call(

@@ -259,6 +259,29 @@ def test_epilogues_join_the_int4_kernel():
     assert ("fused_int4_matmul_add_relu", "Matmul") in [(k.name, k.family) for k in report.kernels]
 
 
+def test_rows_that_are_a_product_of_symbols(rng):
+    """As in GPT-2: the (b, s, k) activations are viewed as (b * s, k), a bias follows."""
+
+    def make(bb, x, w, bias):
+        b, s, k = x.ty.shape
+        rows = bb.emit(relax.op.reshape(x, (b * s, k)))
+        return relax.op.nn.relu(bb.emit(relax.op.add(bb.emit(relax.op.matmul(rows, w)), bias)))
+
+    b, s = (tirx.Var(name, "int64") for name in "bs")
+    types = (relax.TensorType((b, s, 64), "float32"), MATRIX, relax.TensorType((64,), "float32"))
+    params = {
+        "a1": rng.standard_normal((64, 64)).astype("float32"),
+        "a2": rng.standard_normal(64).astype("float32"),
+    }
+    mod = one_function(make, *types, num_input=1)
+    built = sits_tvm.build(mod, CPU, params=params, config=QUANT)
+    for shape in ((2, 3, 64), (1, 1, 64), (0, 4, 64)):
+        x = rng.standard_normal(shape).astype("float32")
+        want = x.reshape(-1, 64) @ restored(params["a1"].T, G32).T + params["a2"]
+        got = run(built, tvm.runtime.tensor(x))
+        np.testing.assert_allclose(got, np.maximum(want, 0), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("mod", [None, "model.onnx", 3])
 def test_refuses_what_is_no_module(mod):
     (found,) = refused(mod, CPU)
