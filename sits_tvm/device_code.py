@@ -17,7 +17,7 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from ._launches import Launch, check_launches, prim_func_of, record_launches
-from ._nvcc import KERNEL, REMEDY, Toolkit, compile_text, find_toolkit, read_log
+from ._nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log
 from ._sass import count, disassemble, main_loop
 from .diagnostics import Diagnostic, SitsError, emit
 from .report import Kernel, Report
@@ -31,6 +31,7 @@ __all__ = [
     "compile_device_code",
     "find_toolkit",
     "record_launches",
+    "require_toolkit",
 ]
 
 
@@ -63,7 +64,7 @@ def check_device_code(
     Returns
     -------
     list of bytes
-        A cubin per CUDA module; none without nvcc, which is a warning.
+        A cubin per CUDA module.
 
     Raises
     ------
@@ -72,13 +73,7 @@ def check_device_code(
     """
     arch = str(target.attrs["arch"])
     check_launches(dict(launches or {}), arch)
-    toolkit = find_toolkit()
-    code = DeviceCode(kernels=_unread(executable, launches or {}))
-    if toolkit is not None:
-        code = compile_device_code(executable, arch, launches, toolkit)
-    else:
-        message = "nvcc was not found: the CUDA kernels are source that nothing has compiled"
-        emit(Diagnostic.warning("device-code-not-checked", message, help=REMEDY))
+    code = compile_device_code(executable, arch, launches)
     report.kernels = _merge(report.kernels, code.kernels)
     return code.cubins
 
@@ -87,7 +82,6 @@ def compile_device_code(
     executable: relax.VMExecutable,
     arch: str,
     launches: Mapping[str, Launch] | None = None,
-    toolkit: Toolkit | None = None,
 ) -> DeviceCode:
     """Compile every CUDA module of `executable` for `arch` ("sm_90") and describe its kernels.
 
@@ -96,9 +90,7 @@ def compile_device_code(
     SitsError
         Without nvcc; or with every message of nvcc and the kernel that it is about.
     """
-    tools = toolkit or find_toolkit()
-    if tools is None:
-        raise SitsError([Diagnostic.error("nvcc-missing", "nvcc was not found", help=REMEDY)])
+    tools = require_toolkit()
     if tools.nvdisasm is None:
         message = "nvdisasm was not found: no instruction counts"
         emit(Diagnostic.warning("sass-not-read", message, help=REMEDY))
@@ -109,6 +101,15 @@ def compile_device_code(
             code.cubins.append(cubin.read_bytes())
             code.kernels.extend(_kernels(tools, cubin, log, launches or {}))
     return code
+
+
+def require_toolkit() -> Toolkit:
+    """The compiler that CUDA builds need; raises SitsError with the remedy if there is none."""
+    tools = find_toolkit()
+    if tools is None:
+        message = "nvcc was not found, and CUDA code that nothing has compiled proves nothing"
+        raise SitsError([Diagnostic.error("nvcc-missing", message, help=REMEDY)])
+    return tools
 
 
 def cuda_sources(executable: relax.VMExecutable) -> list[str]:
@@ -153,12 +154,6 @@ def _described(name: str, launches: Mapping[str, Launch]) -> Kernel:
         static_smem=launch.static_smem,
         dynamic_smem=launch.dynamic_smem,
     )
-
-
-def _unread(executable: relax.VMExecutable, launches: Mapping[str, Launch]) -> list[Kernel]:
-    """The kernels as their source shows them."""
-    names = [name for source in cuda_sources(executable) for name in KERNEL.findall(source)]
-    return [_described(name, launches) for name in names]
 
 
 def _merge(prim_funcs: list[Kernel], kernels: list[Kernel]) -> list[Kernel]:

@@ -12,7 +12,7 @@ from tvm.runtime import Tensor
 from tvm.target import Target
 
 from .config import Config
-from .device_code import check_device_code, record_launches
+from .device_code import check_device_code, record_launches, require_toolkit
 from .diagnostics import Diagnostic, SitsError, collect, emit
 from .executable import Executable
 from .params import as_arrays, bind_names, pack_params, public_functions, weight_names
@@ -60,6 +60,8 @@ def build(
     >>> vm = relax.VirtualMachine(ex, tvm.cpu())
     >>> vm["main"](*inputs, *ex.param_list)
     """
+    if parse_target(target).kind.name == "cuda":
+        require_toolkit()  # before the slow part
     lowered, packed, report, checked = _lower(mod, target, params, config or Config())
     _LOG.info("code generation")
     with record_launches() as launches:

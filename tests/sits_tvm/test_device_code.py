@@ -22,7 +22,7 @@ from sits_tvm.device_code import (
     find_toolkit,
     record_launches,
 )
-from sits_tvm.diagnostics import SitsError, collect
+from sits_tvm.diagnostics import SitsError
 from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.report import Kernel, Report
 from sits_tvm.target import parse_target
@@ -259,19 +259,12 @@ def test_launches_beyond_the_hardware_are_refused_before_nvcc():
     assert "2048 threads" in found["threads"]
 
 
-def test_without_nvcc_the_kernels_are_named_and_the_remedy_is_given(linear, monkeypatch):
+def test_without_nvcc_a_build_stops_first_with_the_remedy(monkeypatch):
     monkeypatch.setattr(device_code, "find_toolkit", lambda: None)
-    report = Report()
-    with collect() as notes:
-        assert check_device_code(linear.executable, linear.target, report, linear.launches) == []
-    assert [note.code for note in notes] == ["device-code-not-checked"]
-    assert "pip install 'sits_tvm[cuda]'" in notes[0].help
-    kernels = {kernel.name: kernel for kernel in report.kernels}
-    assert set(kernels) == set(linear.launches)
-    assert kernels["transpose_kernel"].block == ("1024",)
-    assert kernels["transpose_kernel"].registers is None
-    with pytest.raises(SitsError, match="nvcc-missing"):
-        compile_device_code(linear.executable, "sm_90")
+    monkeypatch.setattr("sits_tvm.driver.run_graph_passes", None)  # would be called next
+    with pytest.raises(SitsError, match="nvcc-missing") as caught:
+        sits_tvm.build(Linear, "cuda -arch=sm_90")
+    assert "pip install 'sits_tvm[cuda]'" in caught.value.diagnostics[0].help
 
 
 def test_other_instruments_keep_running():

@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm.target import Target
 
 from sits_tvm.diagnostics import SitsError, collect
+from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.target import parse_target
 
 
@@ -213,3 +214,25 @@ def codes_of(target):
         return []
     except SitsError as error:
         return [problem.code for problem in error.diagnostics]
+
+
+def test_metaschedule_takes_the_limits_from_the_arch():
+    """A CUDA target with the architecture alone stops there with a missing attribute."""
+    from tvm import te
+    from tvm.s_tir import meta_schedule as ms
+
+    load_tensor_intrinsics()
+    a, b = te.placeholder((64, 64), name="a"), te.placeholder((64, 64), name="b")
+    k = te.reduce_axis((0, 64), name="k")
+    c = te.compute((64, 64), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    mod = tvm.IRModule({"main": te.create_prim_func([a, b, c])})
+
+    def design_space(target):
+        context = ms.TuneContext(
+            mod, target=target, space_generator="post-order-apply", num_threads=1
+        )
+        return context.generate_design_space()
+
+    with pytest.raises(Exception, match="max_threads_per_block"):
+        design_space(Target({"kind": "cuda", "arch": "sm_90"}, host="llvm"))
+    assert design_space(parse_target("cuda -arch=sm_90"))
