@@ -50,10 +50,11 @@ class Importer(ONNXGraphImporter):
         with contextlib.redirect_stdout(io.StringIO()):  # TVM prints the nodes it fails on
             mod = self.from_onnx(self.model.graph, version)
         raise_errors(list(self._type_errors()))
-        return self._prune(mod["main"])
+        return self._prune(mod)
 
-    def _prune(self, main: relax.Function) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    def _prune(self, mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
         """Drop parameters that nothing reads, or that became constants on the way."""
+        main = mod["main"]
         num_input = int(main.attrs["num_input"])
         inputs, weights = main.params[:num_input], main.params[num_input:]
         read = {v.name for v in relax.analysis.free_vars(main.body)}
@@ -61,7 +62,9 @@ class Importer(ONNXGraphImporter):
         attrs = tvm.ir.make_node("ir.DictAttrs", num_input=num_input)
         func = relax.Function([*inputs, *kept], main.body, None, bool(main.is_pure), attrs)
         func = func.with_attr("global_symbol", "main")
-        return tvm.IRModule({"main": func}), {v.name: self._params[v.name][1] for v in kept}
+        out = mod.clone()  # some converters write kernels beside main
+        out["main"] = func
+        return out, {v.name: self._params[v.name][1] for v in kept}
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for proto in graph.initializer:
@@ -72,6 +75,12 @@ class Importer(ONNXGraphImporter):
                 self._params[proto.name] = (var, array)
             else:
                 self._nodes[proto.name] = relax.const(array)
+
+    def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
+        """Old files list their initializers among the inputs."""
+        super()._parse_graph_input(graph)
+        for name in self._params:
+            self._inputs.pop(name, None)
 
     def _parse_array(self, proto: onnx.TensorProto) -> tvm.runtime.Tensor:
         try:

@@ -59,6 +59,34 @@ def test_last_token_of_a_matmul_keeps_odd_names(rng):
     assert list(params) == ["onnx::w"]
 
 
+def test_initializers_among_the_inputs_are_parameters(rng):
+    """Files before IR version 4 list them so."""
+    proto = model(
+        [node("MatMul", ["x", "w"], ["y"])], [("x", TP.FLOAT, [2, 8])], {"w": floats(rng, 8, 4)}
+    )
+    proto.graph.input.insert(0, H.make_tensor_value_info("w", TP.FLOAT, [8, 4]))
+    mod, params = from_onnx(proto)
+    assert [v.name for v in mod["main"].params] == ["x", *params] == ["x", "w"]
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    x = floats(rng, 2, 8)
+    got = vm["main"](tvm.runtime.tensor(x), *params.values()).numpy()
+    np.testing.assert_allclose(got, x @ params["w"].numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("made", "shape"),
+    [
+        (node("Einsum", ["x", "w"], ["y"], equation="bij,bkj->bik"), (2, 5, 4)),
+        (node("Conv", ["x", "w"], ["y"], auto_pad="SAME_LOWER", strides=[2]), (3, 3, 4)),
+    ],
+    ids=["Einsum", "Conv"],
+)
+def test_ops_that_bring_a_kernel_of_their_own(rng, made, shape):
+    """TVM writes some converters in TIR, beside main."""
+    proto = model([made], [("x", TP.FLOAT, [2, 3, 4])], {"w": floats(rng, *shape)})
+    agrees(proto, x=floats(rng, 2, 3, 4))
+
+
 @pytest.mark.parametrize("op", ["Gather", "GatherElements", "GatherND"])
 def test_negative_indices_known_at_run_time(rng, op):
     index = np.array([[-1, 0], [5, -6]])
