@@ -53,12 +53,14 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
+            header.pop("__metadata__", None)
             for name, entry in header.items():
                 start, end = entry["data_offsets"]
                 file.seek(8 + size + start)
                 data = np.frombuffer(file.read(end - start), _numpy_dtype(_DTYPES[entry["dtype"]]))
                 tensors[name] = tvm.runtime.tensor(data.reshape(entry["shape"]))
-    except (OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+    except (OSError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError,
+            ValueError) as error:  # fmt: skip
         message = f"{path} is no readable safetensors file: {error}"
         raise SitsError([Diagnostic.error("params-damaged", message)]) from error
     return tensors

@@ -117,6 +117,7 @@ class Executable(relax.VMExecutable):
             "target": self.report.target,
             "param_names": self.param_names,
             "cubins": len(self.cubins),
+            "library_bytes": (directory / _LIBRARY).stat().st_size,
         }
         (directory / _META).write_text(json.dumps(meta, indent=1))
         directory.chmod(0o755)
@@ -181,6 +182,7 @@ def load(directory: str | os.PathLike[str]) -> Executable:
     mismatch = host_mismatch(parse_target(meta["target"]))
     if mismatch:
         raise _error("target-not-this-machine", f"{path}: {mismatch}", help="build it for this CPU")
+    _check_library(path / _LIBRARY, meta["library_bytes"])
     try:
         module = tvm.runtime.load_module(str(path / _LIBRARY))
     except Exception as error:
@@ -192,6 +194,10 @@ def load(directory: str | os.PathLike[str]) -> Executable:
             help="load it on a machine with the driver; its cubins lie beside the library",
         ) from error
     params = read_safetensors(path / _PARAMS)
+    missing = {name for names in meta["param_names"].values() for name in names} - {*params}
+    if params and missing:
+        message = f"{path / _PARAMS} lacks {', '.join(sorted(missing))}"
+        raise _error("executable-damaged", message, help="build it again")
     try:
         report = Report.from_json((path / _REPORT).read_text())
         cubins = [(path / f"device_{i}.cubin").read_bytes() for i in range(meta["cubins"])]
@@ -199,6 +205,14 @@ def load(directory: str | os.PathLike[str]) -> Executable:
         message = f"{path}: {type(error).__name__}: {error}"
         raise _error("executable-damaged", message, help="build it again") from error
     return Executable(module, report, params, meta["param_names"], cubins)
+
+
+def _check_library(library: Path, size: int) -> None:
+    """Loading a library that is cut off would end the process."""
+    found = library.stat().st_size if library.is_file() else 0
+    if found != size:
+        message = f"{library} has {found} of {size} bytes"
+        raise _error("library-not-loadable", message, help="copy it again")
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -213,7 +227,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         message = f"{path} has format version {version}, this release reads {FORMAT_VERSION}"
         raise _error("format-version", message, help="build it again")
-    missing = [key for key in ("target", "param_names", "cubins") if key not in meta]
+    keys = ("target", "param_names", "cubins", "library_bytes")
+    missing = [key for key in keys if key not in meta]
     if missing:
         message = f"{path / _META} lacks {', '.join(missing)}"
         raise _error("executable-damaged", message, help="build it again")

@@ -181,6 +181,44 @@ def test_refuses_damaged_params(built, tmp_path, size):
     assert code_of(sits_tvm.load, path) == "params-damaged"
 
 
+@pytest.mark.parametrize("size", [100, 1000])
+def test_refuses_a_library_that_is_cut_off(built, tmp_path, size):
+    """The dynamic loader reads past its end, which ends the process."""
+    path = built.save(tmp_path / "model")
+    with (path / "library.so").open("r+b") as library:
+        library.truncate(size)
+    assert code_of(sits_tvm.load, path) == "library-not-loadable"
+
+
+def rewrite_header(path, change):
+    data = (path / "params.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    text = json.dumps(change(json.loads(data[8 : 8 + size]))).encode()
+    (path / "params.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + data[8 + size :]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda header: [*header], "params-damaged"),
+        (lambda header: {"up.codes": 3}, "params-damaged"),
+        (lambda header: {n: e for n, e in header.items() if n != "bias"}, "executable-damaged"),
+    ],
+)
+def test_refuses_params_that_are_not_those_of_the_build(built, tmp_path, change, code):
+    path = built.save(tmp_path / "model")
+    rewrite_header(path, change)
+    assert code_of(sits_tvm.load, path) == code
+
+
+def test_metadata_of_other_tools_is_no_tensor(built, tmp_path):
+    path = built.save(tmp_path / "model")
+    rewrite_header(path, lambda header: {"__metadata__": {"format": "pt"}, **header})
+    assert [*sits_tvm.load(path).params] == [*built.params]
+
+
 def test_params_for_names_functions(built):
     with pytest.raises(KeyError, match="no function 'decode'; there are main"):
         built.params_for("decode")
