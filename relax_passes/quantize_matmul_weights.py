@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -26,6 +27,7 @@ from ._weight_sites import WeightSite, find_weight_sites, weights_of
 from .op.int4 import int4_matmul, int4_take, layout_attrs, packed_types, quantize_weight
 
 TRANSFORM_SUFFIX = "_transform_params"
+_CALLED = ("function-is-called", "another function calls this one; make it private: it is inlined")
 SOURCE_NAMES = "sits.param_names"
 """Attribute of a transform function: the names of the weights it takes."""
 
@@ -122,10 +124,13 @@ class QuantizeMatmulWeights:
     def _chosen(self, mod: IRModule) -> dict[GlobalVar, list[WeightSite]]:
         """What to quantize in each function; an error where there is nothing."""
         skipped: list[str] = []
+        called = _called_functions(mod)
         chosen: dict[GlobalVar, list[WeightSite]] = {}
         for gvar, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 name, sites = gvar.name_hint, find_weight_sites(func)
+                if name in called:
+                    sites = (replace(site, reason=site.reason or _CALLED) for site in sites)
                 wanted = [site for site in sites if not self._skips(name, site, skipped)]
                 chosen |= {gvar: wanted} if wanted else {}
         if not chosen:
@@ -223,6 +228,20 @@ def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
         f"Config.quant is set, but no weight can be quantized; {found}",
         help="see each reason, or leave Config.quant out",
     )
+
+
+def _called_functions(mod: IRModule) -> set[str]:
+    """Names of the functions that others call: packed parts would change their arguments."""
+    names: set[str] = set()
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, GlobalVar):
+            names.add(expr.op.name_hint)
+
+    for _, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return names
 
 
 def _check_names(mod: IRModule, name: str, func: relax.Function) -> None:

@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from .config import Config
 from .device_code import check_device_code, record_launches, require_toolkit
-from .diagnostics import Diagnostic, SitsError, collect, emit
+from .diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
 from .executable import Executable
 from .params import as_arrays, bind_names, pack_params, public_functions, weight_names
 from .pipeline import lower_to_vm, run_graph_passes, run_kernel_passes
@@ -162,3 +162,23 @@ def _check_module(mod: IRModule) -> None:
                 )
             ]
         )
+    raise_errors([d for name, func in public_functions(mod).items() for d in _faults(name, func)])
+
+
+def _faults(name: str, func: relax.Function) -> list[Diagnostic]:
+    """What of one function could only fail later, without a name."""
+    found = []
+    inputs = (func.attrs or {}).get("num_input", 0)
+    if not isinstance(inputs, int) or not 0 <= inputs <= len(func.params):
+        message = f"num_input is {inputs!r}; {name} has {len(func.params)} arguments"
+        help_ = "write the number of arguments before the weights"
+        found.append(Diagnostic.error("num-input", message, function=name, help=help_))
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Function) and not expr.same_as(func):
+            message = f"{name} holds a function of its own, which TVM cannot lower"
+            help_ = "write it beside the other, with @R.function(private=True)"
+            found.append(Diagnostic.error("local-function", message, function=name, help=help_))
+
+    relax.analysis.post_order_visit(func, visit)
+    return found

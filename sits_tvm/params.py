@@ -181,7 +181,13 @@ def _mismatch(function: str, argument: relax.Var, value: Array | None) -> list[D
     if value is None:
         message = f"no parameter `{argument.name}` is given; {function} takes it as {expected}"
         return [Diagnostic.error("params-missing", message, function=function)]
-    shape = [int(d) if isinstance(d, tirx.IntImm) else None for d in expected.shape]
+    if not isinstance(expected, relax.TensorType):
+        message = f"`{argument.name}` of {function} is {expected}, not a tensor"
+        help_ = "pass it as an input, before the parameters"
+        return [Diagnostic.error("params-mismatch", message, function=function, help=help_)]
+    static = isinstance(expected.shape, relax.ShapeExpr)
+    dims = list(expected.shape) if static else [None] * expected.ndim
+    shape = [int(d) if isinstance(d, tirx.IntImm) else None for d in dims]
     same_shape = len(shape) == len(value.shape) and all(
         want in (None, have) for want, have in zip(shape, value.shape, strict=True)
     )

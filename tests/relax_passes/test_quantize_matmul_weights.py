@@ -503,6 +503,28 @@ def test_reaches_into_branches(rng):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
+def test_leaves_a_function_that_another_calls():
+    """Its caller would pass the float weight to arguments that are packed."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def linear(x: R.Tensor((4, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+            R.func_attr({"num_input": 1})
+            with R.dataflow():
+                y = R.matmul(x, w)
+                R.output(y)
+            return y
+
+        @R.function
+        def main(x: R.Tensor((4, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+            R.func_attr({"num_input": 1})
+            y = Before.linear(x, w)
+            return y
+
+    assert reasons(Before) == ["function-is-called"]
+
+
 def test_names_that_are_taken_are_errors():
     mod = module_of(MATRIX, lambda bb, x, w: OP.matmul(x, w))
     other = relax.utils.copy_with_new_vars(mod["main"])

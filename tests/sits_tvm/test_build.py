@@ -20,6 +20,7 @@ from small_modules import (
 )
 from tvm import relax, tirx
 from tvm.script import ir as I
+from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import sits_tvm
@@ -296,6 +297,41 @@ def test_rows_that_are_a_product_of_symbols(rng):
         want = x.reshape(-1, 64) @ restored(params["a1"].T, G32).T + params["a2"]
         got = run(built, tvm.runtime.tensor(x))
         np.testing.assert_allclose(got, np.maximum(want, 0), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("value", [-1, 3, "1", 1.0])
+def test_refuses_a_num_input_that_counts_no_arguments(value):
+    mod = one_function(lambda bb, x, w: relax.op.matmul(x, w), MATRIX, MATRIX)
+    mod["main"] = mod["main"].with_attr("num_input", value)
+    (found,) = refused(mod, CPU)
+    assert found.code == "num-input"
+    assert repr(value) in found.message
+
+
+def test_refuses_a_local_function():
+    @I.ir_module
+    class Closure:
+        @R.function
+        def main(x: R.Tensor((4, 4), "float32"), w: R.Tensor((4, 4), "float32")):
+            @R.function
+            def inner(y: R.Tensor((4, 4), "float32")) -> R.Tensor((4, 4), "float32"):
+                z = R.matmul(y, w)
+                return z
+
+            out = inner(x)
+            return out
+
+    assert codes(refused(Closure, CPU)) == ["local-function"]
+
+
+def test_refuses_a_tuple_among_the_params():
+    pair = relax.TupleType([MATRIX, MATRIX])
+    mod = one_function(
+        lambda bb, x, w: relax.op.matmul(x, bb.emit(w[0])), MATRIX, pair, num_input=1
+    )
+    (found,) = refused(mod, CPU, params={"a1": np.zeros((64, 64), "float32")})
+    assert found.code == "params-mismatch"
+    assert "Tuple" in found.message
 
 
 @pytest.mark.parametrize("mod", [None, "model.onnx", 3])
