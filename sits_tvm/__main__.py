@@ -130,8 +130,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise _error("yaml-missing", "--config needs PyYAML", help="pip install pyyaml") from error
     try:
         return yaml.safe_load(path.read_text()) or {}
-    except OSError as error:
-        raise _error("config-not-readable", f"{path}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _error("config-not-readable", f"{path}: {error}") from error
     except yaml.YAMLError as error:
         raise _error("config-not-yaml", f"{path}: {error}") from error
 

@@ -139,3 +139,9 @@ def test_usage_error_exits_with_2():
     )
     assert done.returncode == 2
     assert "build" in done.stderr
+
+
+def test_refuses_a_config_file_that_is_no_text(mlp_json, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
+    assert main(["check", mlp_json, "--config", str(tmp_path / "config.yaml"), "--quiet"]) == 1
+    assert "config-not-readable" in capsys.readouterr().err
