@@ -154,7 +154,10 @@ def _check_directory(path: Path) -> None:
         _refuse("config-missing", f"{path} has no config.json", advice)
     index = next(iter(path.glob("*.safetensors.index.json")), None)
     if index is not None:
-        needed = set(json.loads(index.read_text())["weight_map"].values())
+        try:
+            needed = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+            _refuse("index-damaged", f"{index}: {type(error).__name__}: {error}", _ADVICE)
         missing = sorted(name for name in needed if not (path / name).is_file())
         if missing:
             _refuse("weights-missing", f"{path} lacks {', '.join(missing)}", _ADVICE)

@@ -272,6 +272,9 @@ def test_paths_that_hold_no_model(tmp_path):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "model-1.safetensors, model-2.safetensors" in refused("weights-missing", tmp_path)
+    for damaged in ("{", "{}", "[]"):
+        (tmp_path / "model.safetensors.index.json").write_text(damaged)
+        assert "index.json" in refused("index-damaged", tmp_path)
 
 
 def test_damaged_directories(tmp_path):
