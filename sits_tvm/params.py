@@ -13,8 +13,8 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.runtime import Tensor
 
+from relax_passes._packed_function import SOURCE_NAMES, TRANSFORM_SUFFIX
 from relax_passes.op.int4 import layout_of
-from relax_passes.quantize_matmul_weights import SOURCE_NAMES, TRANSFORM_SUFFIX
 from tir_schedules.packing import pack
 
 from .diagnostics import Diagnostic, SitsError, raise_errors
