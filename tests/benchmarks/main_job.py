@@ -198,10 +198,11 @@ def print_table(figures: dict[str, Any]) -> None:
     ]
     print("\n" + render_table(["", "measured", ""], rows))
     print(
-        "\nThe base model is a dequantized Q4_K one, whose weights lie on a grid of groups of 32,\n"
-        "which flatters g32. Plain g128 symmetric rounding costs more: calibration comes later.\n"
-        "v_proj (one KV head) is 3 % of the linear weights and by far their most sensitive part.\n"
-        "Prefill is 512 tokens to the logits of the last; TVM's default lowering got 4 tokens.\n"
+        "\nThe base model is a dequantized Q4_K_M file: its linear weights lie on 4- to 8-bit\n"
+        "grids, mostly of groups of 32, which flatters g32. Plain g128 symmetric rounding costs\n"
+        "more: calibration comes later. v_proj (one KV head) is 3 % of the linear weights and by\n"
+        "far their most sensitive part. Prefill is 512 tokens to the logits of the last; TVM's\n"
+        "default lowering got 4 tokens.\n"
     )
 
 
