@@ -29,6 +29,12 @@ from sits_tvm.target import parse_target
 
 needs_nvcc = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
 
+
+def test_the_compiler_is_there():
+    """`make test` installs it: without this, every test that needs it would be skipped unseen."""
+    assert find_toolkit() is not None, "pip install 'sits_tvm[cuda]'"
+
+
 HANDWRITTEN = r"""
 #include <cstdint>
 #include <mma.h>

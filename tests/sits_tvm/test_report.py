@@ -67,3 +67,11 @@ def test_columns_without_a_value_are_left_out():
     report = Report(kernels=[Kernel("k", "Matmul", "default")])
     assert "registers" not in str(report)
     assert "registers" in str(full_report())
+
+
+def test_notes_stay_out_of_the_printed_report():
+    """The tables say the same; a warning is said nowhere else."""
+    report = Report(diagnostics=[Diagnostic.note("quiet", "a"), Diagnostic.warning("loud", "b")])
+    for shown in (str(report), report._repr_html_()):
+        assert "quiet" not in shown
+        assert "loud" in shown
