@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+BITS = (2, 3, 4)
 GROUP_SIZES = (32, 64, 128, -1)
 SCALE_DTYPES = ("float16", "float32")
 SCALE_METHODS = ("absmax", "mse")
@@ -13,17 +14,18 @@ SCALE_METHODS = ("absmax", "mse")
 
 @dataclass(frozen=True, kw_only=True)
 class QuantSpec:
-    """How a weight W[N, K] is stored in 4 bits.
+    """How a weight W[N, K] is stored in 4 bits or fewer.
 
     Parameters
     ----------
     bits : int
-        Width of a code; only 4.
+        Width of a code: 2, 3 or 4. Each is stored in 4 bits, so fewer save no memory.
     group_size : int
         Consecutive elements along K that share a scale: 32, 64, 128, or -1 for one group per
         output channel. If it does not divide K, the last group of each row is shorter.
     symmetric : bool
-        True: zero point 8 and range -8…7. False: one 4-bit zero point per group.
+        True: codes -2^(bits-1)…2^(bits-1)-1 (-8…7) around zero. False: codes 0…2^bits-1 and one
+        zero point per group.
     scale_dtype : str
         "float16" or "float32". Codes are computed from the stored scale.
     scale_method : str
@@ -46,7 +48,7 @@ class QuantSpec:
     scale_method: str = "absmax"
 
     def __post_init__(self) -> None:
-        _require("QuantSpec.bits", self.bits, (4,))
+        _require("QuantSpec.bits", self.bits, BITS)
         _require("QuantSpec.group_size", self.group_size, GROUP_SIZES)
         _require("QuantSpec.symmetric", self.symmetric, (True, False))
         _require("QuantSpec.scale_dtype", self.scale_dtype, SCALE_DTYPES)
@@ -57,7 +59,7 @@ class QuantSpec:
         group = "per channel" if self.group_size == -1 else f"g{self.group_size}"
         kind = "symmetric" if self.symmetric else "asymmetric"
         method = "" if self.scale_method == "absmax" else f", {self.scale_method}"
-        return f"int4 {group} {kind}, {self.scale_dtype} scales{method}"
+        return f"int{self.bits} {group} {kind}, {self.scale_dtype} scales{method}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A weight W[N, K] is cut along K into groups of g elements, G = ceil(K / g) of them; the last one may
 be shorter. Element k of group j is ``(code - zero) * scale`` with a 4-bit code and the group's
-scale and zero point (8 when symmetric). Stored are
+scale and zero point (8 when symmetric). Fewer bits take a part of the range: `code_range`. Stored
+are
 
 - codes, uint32 (ceil(N / L), Kp / 8, L): the code of W[n, k] is nibble ``k % 8``, low nibble first,
   of word ``[n // L, k // 8, n % L]``. Kp = G * g; what lies beyond K or N is padding.
@@ -15,72 +16,21 @@ for a CPU vector, 1 is plain rows (the last axis is then 1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
 from sits_tvm.config import QuantSpec
 
-CODES_PER_WORD = 8
-MSE_RATIOS = np.linspace(1.0, 0.5, 26, dtype="float32")
-"""Fractions of the full span that ``scale_method="mse"`` tries, widest first."""
+from .packed_layout import CODES_PER_WORD, SYMMETRIC_ZERO, PackedLayout, round_up
+from .rounding import Quantized, quantize
 
+Parts: TypeAlias = tuple[np.ndarray, ...]
 _CHUNK = 1 << 20  # elements quantized at a time, to bound temporary memory
 
 
-@dataclass(frozen=True)
-class PackedLayout:
-    """Shapes and dtypes of a packed weight W[n, k]."""
-
-    n: int
-    k: int
-    spec: QuantSpec
-    lanes: int = 1
-
-    @property
-    def group_size(self) -> int:
-        """Elements per group as stored: per-channel groups are padded to whole words."""
-        return (
-            _round_up(self.k, CODES_PER_WORD)
-            if self.spec.group_size == -1
-            else self.spec.group_size
-        )
-
-    @property
-    def groups(self) -> int:
-        return -(-self.k // self.group_size)
-
-    @property
-    def padded_k(self) -> int:
-        return self.groups * self.group_size
-
-    @property
-    def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """Shapes of (codes, scale) or, when asymmetric, (codes, scale, zero point)."""
-        rows = -(-self.n // self.lanes)
-        widths = [self.padded_k // CODES_PER_WORD, self.groups]
-        if not self.spec.symmetric:
-            widths.append(-(-self.groups // CODES_PER_WORD))
-        return tuple((rows, width, self.lanes) for width in widths)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("codes", "scale", "zero_point")[: len(self.shapes)]
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return ("uint32", self.spec.scale_dtype, "uint32")[: len(self.shapes)]
-
-    @property
-    def nbytes(self) -> int:
-        sizes = (
-            np.prod(s) * np.dtype(d).itemsize for s, d in zip(self.shapes, self.dtypes, strict=True)
-        )
-        return int(sum(sizes))
-
-
-def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> tuple[np.ndarray, ...]:
+def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> Parts:
     """Quantize and pack a weight.
 
     Parameters
@@ -100,69 +50,46 @@ def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> tuple[np.ndarra
     ValueError
         On a weight that is not finite, or whose scale overflows ``spec.scale_dtype``.
     """
+
+    def rows_of(rows: slice) -> Quantized:
+        return quantize(np.asarray(weight[rows], "float32"), spec)
+
     n, k = weight.shape
-    layout = PackedLayout(n, k, spec, lanes)
+    return assemble(PackedLayout(n, k, spec, lanes), rows_of)
+
+
+def assemble(layout: PackedLayout, quantized: Callable[[slice], Quantized]) -> Parts:
+    """The parts of a weight whose codes, scales and zero points `quantized` gives by rows."""
+    lanes, missing_code = layout.lanes, SYMMETRIC_ZERO if layout.spec.symmetric else 0
     out = tuple(np.zeros(s, d) for s, d in zip(layout.shapes, layout.dtypes, strict=True))
     step = max(1, _CHUNK // layout.padded_k // lanes) * lanes
-    for start in range(0, n, step):
-        rows = np.asarray(weight[start : start + step], "float32")
-        padding = -len(rows) % lanes  # missing rows are stored as zeros
-        codes, scale, zero = quantize(np.pad(rows, ((0, padding), (0, 0))), spec)
-        parts = (
-            (pack_nibbles(codes), scale)
-            if zero is None
-            else (pack_nibbles(codes), scale, pack_nibbles(zero))
-        )
+    for start in range(0, layout.n, step):
+        codes, scale, zero = quantized(slice(start, start + step))
+        missing = -len(codes) % lanes  # rows that fill the last tile are zeros
+        parts = [pack_nibbles(_with_rows(codes, missing, missing_code))]
+        parts.append(_with_rows(scale, missing, 1))
+        if zero is not None:
+            parts.append(pack_nibbles(_with_rows(zero, missing, 0)))
         for whole, part in zip(out, parts, strict=True):
             tile = interleave(part, lanes)
             whole[start // lanes : start // lanes + len(tile)] = tile
     return out
 
 
-def unpack(parts: tuple[np.ndarray, ...], layout: PackedLayout) -> np.ndarray:
+def unpack(parts: Parts, layout: PackedLayout) -> np.ndarray:
     """The float32 weight (N, K) that packed parts stand for: ``(code - zero) * scale``."""
     rows = [deinterleave(part, layout.n) for part in parts]
     codes = unpack_nibbles(rows[0]).reshape(layout.n, layout.groups, layout.group_size)
     scale = rows[1].astype("float32")[:, :, None]
-    zero = 8.0 if len(rows) == 2 else unpack_nibbles(rows[2])[:, : layout.groups, None]
+    zero = SYMMETRIC_ZERO if len(rows) == 2 else unpack_nibbles(rows[2])[:, : layout.groups, None]
     weight = (codes.astype("float32") - np.float32(zero)) * scale
     return weight.reshape(layout.n, layout.padded_k)[:, : layout.k]
-
-
-def quantize(
-    weight: np.ndarray, spec: QuantSpec
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Codes (N, Kp) uint8, scale (N, G) and zero points (N, G) uint8 of a float32 weight (N, K).
-
-    ``code = clip(rint(w / scale) + zero, 0, 15)`` with the scale as stored. Symmetric scales are
-    amax / 7 (amax / 7.5 would clip the largest weight of a group); asymmetric ranges include 0.
-    A group of zeros gets scale 1. ``zero point`` is None when symmetric.
-    """
-    n, k = weight.shape
-    layout = PackedLayout(n, k, spec)
-    groups = np.zeros((n, layout.padded_k), "float32")
-    groups[:, :k] = weight
-    groups = groups.reshape(n, layout.groups, layout.group_size)
-    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ValueError("the weight holds NaN or infinite values")
-    scale, zero = _scale_and_zero(low, high, spec, np.float32(1))
-    if spec.scale_method == "mse":
-        scale, zero = _least_squares(groups, low, high, spec)
-    if not np.isfinite(scale).all():
-        raise ValueError(
-            f"a scale overflows {spec.scale_dtype}, the largest weight being "
-            f"{max(high.max(), -low.min()):g}; "
-            'use QuantSpec(scale_dtype="float32")'
-        )
-    codes = _codes(groups, scale, zero).astype("uint8").reshape(n, layout.padded_k)
-    return codes, scale, None if spec.symmetric else zero.astype("uint8")
 
 
 def pack_nibbles(values: np.ndarray) -> np.ndarray:
     """(N, C) values 0…15 to (N, ceil(C / 8)) uint32, low nibble first."""
     n, count = values.shape
-    padded = np.zeros((n, _round_up(count, CODES_PER_WORD)), "uint32")
+    padded = np.zeros((n, round_up(count, CODES_PER_WORD)), "uint32")
     padded[:, :count] = values
     shifts = 4 * np.arange(CODES_PER_WORD, dtype="uint32")
     return np.bitwise_or.reduce(padded.reshape(n, -1, CODES_PER_WORD) << shifts, axis=-1)
@@ -184,58 +111,5 @@ def deinterleave(tiles: np.ndarray, n: int) -> np.ndarray:
     return tiles.swapaxes(1, 2).reshape(-1, tiles.shape[1])[:n]
 
 
-def _scale_and_zero(
-    low: np.ndarray, high: np.ndarray, spec: QuantSpec, ratio: np.float32
-) -> tuple[np.ndarray, np.ndarray]:
-    span = (
-        np.maximum(-low, high) / np.float32(7) if spec.symmetric else (high - low) / np.float32(15)
-    )
-    with np.errstate(over="ignore"):
-        scale = np.where(span == 0, np.float32(1), span * ratio).astype(spec.scale_dtype)
-    scale = np.maximum(scale, np.finfo(spec.scale_dtype).smallest_subnormal)
-    if spec.symmetric:
-        return scale, np.full_like(low, 8)
-    return scale, np.clip(np.rint(-low * ratio / scale.astype("float32")), 0, 15)
-
-
-def _codes(groups: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
-    codes = groups / scale.astype("float32")[:, :, None]
-    np.rint(codes, out=codes)
-    codes += zero[:, :, None]
-    return np.clip(codes, 0, 15, out=codes)
-
-
-def _least_squares(
-    groups: np.ndarray, low: np.ndarray, high: np.ndarray, spec: QuantSpec
-) -> tuple[np.ndarray, np.ndarray]:
-    best = None
-    for scale, zero in _candidates(low, high, spec):
-        codes = _codes(groups, scale, zero)
-        error = _squared_error(groups, codes - zero[:, :, None], scale)
-        if best is None:
-            best, best_scale, best_zero = error, scale, zero
-            continue
-        better = error < best
-        best = np.where(better, error, best)
-        best_scale, best_zero = (
-            np.where(better, scale, best_scale),
-            np.where(better, zero, best_zero),
-        )
-    return best_scale, best_zero
-
-
-def _candidates(
-    low: np.ndarray, high: np.ndarray, spec: QuantSpec
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    return (_scale_and_zero(low, high, spec, ratio) for ratio in MSE_RATIOS)
-
-
-def _squared_error(groups: np.ndarray, levels: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Summed in float64 and in order, so that the same scale wins everywhere, FMA or not."""
-    difference = (groups - levels.astype("float64") * scale[:, :, None]).astype("float32")
-    squares = np.square(difference.transpose(2, 0, 1), dtype="float64")
-    return np.add.reduce(squares, axis=0)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def _with_rows(rows: np.ndarray, count: int, value: int) -> np.ndarray:
+    return np.pad(rows, ((0, count), (0, 0)), constant_values=value)

@@ -12,12 +12,13 @@ import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
-from .packing import CODES_PER_WORD, MSE_RATIOS, PackedLayout
+from .packed_layout import CODES_PER_WORD, PackedLayout, code_range
+from .rounding import MSE_RATIOS
 
 
 @lru_cache(maxsize=256)
 def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
-    """W (n, k) of `dtype` -> scale, zero (tiles, groups, lanes), the latter as uint8 codes 0…15."""
+    """W (n, k) of `dtype` -> scale, zero (tiles, groups, lanes), the latter as uint8 codes."""
     n, k, lanes = layout.n, layout.k, layout.lanes
     tiles, groups, _ = layout.shapes[1]
     group_size, spec = layout.group_size, layout.spec
@@ -26,7 +27,8 @@ def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     reach = (
         (lambda low, high: T.max(-low, high)) if spec.symmetric else (lambda low, high: high - low)
     )
-    levels = 7.0 if spec.symmetric else 15.0
+    top = (1 << spec.bits) - 1
+    levels = float(top // 2 if spec.symmetric else top)
 
     @T.prim_func(s_tir=True)
     def choose_scale(
@@ -68,13 +70,14 @@ def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
                         offset[0] = T.float32(8)
                     else:
                         offset[0] = _clip(
-                            T.nearbyint(-low[0] * _ratio(ratios, c) / T.Cast("float32", step[0]))
+                            T.nearbyint(-low[0] * _ratio(ratios, c) / T.Cast("float32", step[0])),
+                            code_range(spec),
                         )
                     error[0] = T.float64(0)
                     if len(ratios) > 1:
                         for r in range(T.int64(group_size)):
                             error[0] = error[0] + _square(
-                                _value(W, layout, vt, vj, vl, r), step[0], offset[0]
+                                _value(W, layout, vt, vj, vl, r), step[0], offset[0], spec
                             )
                     if error[0] < best[0]:
                         best[0] = error[0]
@@ -85,8 +88,14 @@ def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
 
 
 @lru_cache(maxsize=256)
-def pack_codes(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
-    """W (n, k), scale, zero (tiles, groups, lanes) -> codes in `layout`."""
+def pack_codes(
+    layout: PackedLayout, dtype: str, bounds: tuple[int, int] | None = None
+) -> tirx.PrimFunc:
+    """W (n, k), scale, zero (tiles, groups, lanes) -> codes in `layout`.
+
+    `bounds` are the smallest and the largest code, `packing.code_range` unless given.
+    """
+    bounds = bounds or code_range(layout.spec)
     n, k, lanes = layout.n, layout.k, layout.lanes
     tiles, words, _ = layout.shapes[0]
     groups, group_size = layout.groups, layout.group_size
@@ -120,6 +129,7 @@ def pack_codes(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
                             ),
                             scale[vt, vw * CODES_PER_WORD // group_size, vl],
                             T.Cast("float32", zero[vt, vw * CODES_PER_WORD // group_size, vl]),
+                            bounds,
                         ),
                     ),
                     T.Cast("uint32", vi * 4),
@@ -166,16 +176,17 @@ def _value(weight, layout, tile, group, lane, element):  # type: ignore[no-untyp
     return T.if_then_else(inside, T.Cast("float32", weight[row, column]), T.float32(0))
 
 
-def _code(value, scale, zero):  # type: ignore[no-untyped-def]
-    return _clip(T.nearbyint(value / T.Cast("float32", scale)) + zero)
+def _code(value, scale, zero, bounds):  # type: ignore[no-untyped-def]
+    return _clip(T.nearbyint(value / T.Cast("float32", scale)) + zero, bounds)
 
 
-def _clip(code):  # type: ignore[no-untyped-def]
-    return T.max(T.min(code, T.float32(15)), T.float32(0))
+def _clip(code, bounds):  # type: ignore[no-untyped-def]
+    low, high = bounds
+    return T.max(T.min(code, T.float32(high)), T.float32(low))
 
 
-def _square(value, scale, zero):  # type: ignore[no-untyped-def]
-    level = T.Cast("float64", _code(value, scale, zero) - zero)
+def _square(value, scale, zero, spec):  # type: ignore[no-untyped-def]
+    level = T.Cast("float64", _code(value, scale, zero, code_range(spec)) - zero)
     difference = T.Cast("float64", value) - level * T.Cast("float64", scale)
     rounded = T.Cast("float64", T.Cast("float32", difference))
     return rounded * rounded

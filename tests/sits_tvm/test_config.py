@@ -8,7 +8,7 @@ from sits_tvm import Config, QuantSpec
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("bits", 3),
+        ("bits", 5),
         ("group_size", 48),
         ("group_size", 32.0),
         ("symmetric", 1),
@@ -26,6 +26,7 @@ def test_quant_spec_reads_as_people_say_it():
     assert str(QuantSpec()) == "int4 g128 symmetric, float16 scales"
     spec = QuantSpec(group_size=-1, symmetric=False, scale_method="mse")
     assert str(spec) == "int4 per channel asymmetric, float16 scales, mse"
+    assert str(QuantSpec(bits=3)) == "int3 g128 symmetric, float16 scales"
 
 
 def test_quant_takes_a_spec():

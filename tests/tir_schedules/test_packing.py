@@ -15,6 +15,7 @@ SPECS = [
     QuantSpec(group_size=g, symmetric=s, scale_dtype=d)
     for g, s, d in itertools.product((32, 64, 128, -1), (True, False), ("float16", "float32"))
 ]
+SPECS += [QuantSpec(bits=b, group_size=32, symmetric=s) for b in (2, 3) for s in (True, False)]
 
 
 def reference(weight: np.ndarray, spec: QuantSpec) -> np.ndarray:
@@ -25,13 +26,14 @@ def reference(weight: np.ndarray, spec: QuantSpec) -> np.ndarray:
     for row, start in itertools.product(range(n), range(0, k, group_size)):
         group = [float(value) for value in weight[row, start : start + group_size]]
         low, high = min(0.0, *group, 0.0), max(0.0, *group, 0.0)
-        span = max(-low, high) / 7 if spec.symmetric else (high - low) / 15
+        top = 2**spec.bits - 1
+        span = max(-low, high) / (top // 2) if spec.symmetric else (high - low) / top
         scale = float(np.dtype(spec.scale_dtype).type(np.float32(span))) if span else 1.0
         scale = scale or float(np.finfo(spec.scale_dtype).smallest_subnormal)
-        zero = 8 if spec.symmetric else min(15, max(0, round(-low / scale)))
+        zero = (top + 1) // 2 if spec.symmetric else min(top, max(0, round(-low / scale)))
         for i, value in enumerate(group):
             ratio = float(np.float32(value) / np.float32(scale))
-            out[row, start + i] = (min(15, max(0, round(ratio) + zero)) - zero) * scale
+            out[row, start + i] = (min(top, max(0, round(ratio) + zero)) - zero) * scale
     return out
 
 

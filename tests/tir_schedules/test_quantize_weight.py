@@ -11,13 +11,15 @@ from tir_schedules.packing import PackedLayout, pack
 from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
 CASES = [
-    (shape, QuantSpec(group_size=g, symmetric=s, scale_method=m), lanes, dtype)
-    for shape, g, s, m, lanes, dtype in [
-        ((33, 72), 32, True, "absmax", 16, "float32"),
-        ((33, 72), 32, False, "absmax", 16, "float16"),
-        ((16, 256), 128, False, "mse", 16, "float32"),
-        ((16, 256), 64, True, "mse", 1, "float16"),
-        ((5, 100), -1, False, "absmax", 1, "float32"),
+    (shape, QuantSpec(bits=bits, group_size=g, symmetric=s, scale_method=m), lanes, dtype)
+    for bits, shape, g, s, m, lanes, dtype in [
+        (4, (33, 72), 32, True, "absmax", 16, "float32"),
+        (4, (33, 72), 32, False, "absmax", 16, "float16"),
+        (4, (16, 256), 128, False, "mse", 16, "float32"),
+        (4, (16, 256), 64, True, "mse", 1, "float16"),
+        (3, (33, 72), 32, True, "mse", 16, "float32"),
+        (2, (33, 72), 32, False, "absmax", 1, "float32"),
+        (4, (5, 100), -1, False, "absmax", 1, "float32"),
     ]
 ]
 
