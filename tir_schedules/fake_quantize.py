@@ -1,0 +1,217 @@
+"""Kernels of affine quantization: fake quantize, quantize, dequantize, and sums over groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from .affine import AffineFormat, Element, stored_scale
+
+Expr = Any
+
+
+def fake_quantize(
+    form: AffineFormat, x: te.Tensor, scale: te.Tensor, zero_point: te.Tensor | None = None
+) -> te.Tensor:
+    """(q - z') * s of x, in the dtype of x."""
+
+    def value(*at: tirx.Var) -> Expr:
+        return Element.of(form, x(*at), scale, zero_point, at).value.astype(x.dtype)
+
+    return te.compute(x.shape, value, name="fake_quantize")
+
+
+def quantize(
+    form: AffineFormat, x: te.Tensor, scale: te.Tensor, zero_point: te.Tensor | None = None
+) -> te.Tensor:
+    """The codes q of x, in int8 or uint8."""
+
+    def code(*at: tirx.Var) -> Expr:
+        return Element.of(form, x(*at), scale, zero_point, at).stored_code
+
+    return te.compute(x.shape, code, name="quantize")
+
+
+def dequantize(
+    form: AffineFormat,
+    out_dtype: str,
+    q: te.Tensor,
+    scale: te.Tensor,
+    zero_point: te.Tensor | None = None,
+) -> te.Tensor:
+    """(q - z') * s of integer codes q, subtracted in float32."""
+
+    def value(*at: tirx.Var) -> Expr:
+        code = Element.of(form, q(*at), scale, zero_point, at)
+        return ((code.x - code.zero_point) * code.scale).astype(out_dtype)
+
+    return te.compute(q.shape, value, name="dequantize")
+
+
+def range_mask(
+    form: AffineFormat,
+    part: str,
+    x: te.Tensor,
+    scale: te.Tensor,
+    zero_point: te.Tensor | None = None,
+) -> te.Tensor:
+    """Bool: where x is "inside" the range, or "clipped"; a NaN is neither."""
+
+    def mask(*at: tirx.Var) -> Expr:
+        element = Element.of(form, x(*at), scale, zero_point, at)
+        return element.inside if part == "inside" else element.clipped
+
+    return te.compute(x.shape, mask, name="range_mask")
+
+
+def expand_scale(form: AffineFormat, scale: te.Tensor, x: te.Tensor) -> te.Tensor:
+    """The scale of every element of x, float32."""
+    return te.compute(
+        x.shape,
+        lambda *at: stored_scale(form, scale(*form.param_index(at, len(scale.shape)))),
+        name="expand_scale",
+    )
+
+
+def sum_groups(form: AffineFormat, x: te.Tensor, scale: te.Tensor) -> te.Tensor:
+    """The sum of the elements of x that share a scale, in the shape of the scale, float32."""
+
+    def term(at: Sequence[Expr]) -> Expr:
+        return x(*at).astype("float64")
+
+    return _sum_per_param(form, x.shape, scale.shape, "float32", term, "sum_groups")
+
+
+def fake_quantize_tangent(
+    form: AffineFormat,
+    tangents: list[te.Tensor],
+    x: te.Tensor,
+    scale: te.Tensor,
+    zero_point: te.Tensor | None = None,
+) -> te.Tensor:
+    """float32 change of `fake_quantize` along tangents of x, scale and float zero point."""
+    zero = tirx.const(0, "float32")
+
+    def change(*at: tirx.Var) -> Expr:
+        e = Element.of(form, x(*at), scale, zero_point, at)
+        index = form.param_index(at, len(scale.shape))
+        dx, ds, *dz = (t(*(index if i else at)).astype("float32") for i, t in enumerate(tangents))
+        total = tirx.Select(e.inside, dx, zero)
+        partial = e.scale_partial / e.scale.astype("float64")
+        total += tirx.Select(e.is_nan, zero, partial.astype("float32") * ds)
+        for one in dz:
+            total += tirx.Select(e.clipped, -e.scale * one, zero)
+        return total
+
+    return te.compute(x.shape, change, name="fake_quantize_tangent")
+
+
+def fake_quantize_grad(
+    form: AffineFormat,
+    gy: te.Tensor,
+    x: te.Tensor,
+    scale: te.Tensor,
+    zero_point: te.Tensor | None = None,
+) -> list[te.Tensor]:
+    """dx, ds and, for a float zero point, dz of `fake_quantize`.
+
+    With M the clip mask, and y64 = (q - z') * s exact in float64::
+
+        dx = select(M, gy, 0)
+        ds = sum(gy * (y64 - select(M, x, 0))) / s    = sum(gy * (M ? r - x / s : q - z'))
+        dz = -s * sum(select(M, 0, gy))
+
+    A NaN element counts nothing.
+    """
+    zero = tirx.const(0, "float64")
+
+    def element(at: Sequence[Expr]) -> Element:
+        return Element.of(form, x(*at), scale, zero_point, at)
+
+    def gradient(*at: tirx.Var) -> Expr:
+        return tirx.Select(element(at).inside, gy(*at), tirx.const(0, gy.dtype)).astype(x.dtype)
+
+    def scale_term(at: Sequence[Expr]) -> Expr:
+        e = element(at)
+        return tirx.Select(e.is_nan, zero, gy(*at).astype("float64") * e.scale_partial)
+
+    def zero_point_term(at: Sequence[Expr]) -> Expr:
+        return tirx.Select(element(at).clipped, -gy(*at).astype("float64"), zero)
+
+    def step(at: Sequence[Expr]) -> Expr:
+        return stored_scale(form, scale(*at)).astype("float64")
+
+    def to_param(param: te.Tensor, term: Callable, name: str, finish: Callable) -> te.Tensor:
+        return _sum_per_param(form, x.shape, scale.shape, param.dtype, term, name, finish)
+
+    dx = te.compute(x.shape, gradient, name="dx")
+    ds = to_param(scale, scale_term, "ds", lambda total, at: total / step(at))
+    if zero_point is None or not is_float(zero_point.dtype):
+        return [dx, ds]
+    dz = to_param(zero_point, zero_point_term, "dz", lambda total, at: total * step(at))
+    return [dx, ds, dz]
+
+
+def is_float(dtype: object) -> bool:
+    """float16, bfloat16 or float32, as opposed to an integer."""
+    return "float" in str(dtype)
+
+
+def _sum_per_param(
+    form: AffineFormat,
+    shape: Sequence[Expr],
+    param_shape: Sequence[Expr],
+    dtype: str,
+    term: Callable[[Sequence[Expr]], Expr],
+    name: str,
+    finish: Callable[[Expr, Sequence[Expr]], Expr] = lambda total, at: total,
+) -> te.Tensor:
+    """finish(sum of term(at), …) over the elements at `at` that share a scale, in float64."""
+    axes, element = _members(form, shape, len(param_shape))
+
+    def total(*param: tirx.Var) -> Expr:
+        at, exists = element(param)
+        value = term(at)
+        if exists:
+            value = tirx.if_then_else(tirx.all(*exists), value, tirx.const(0, "float64"))
+        return te.sum(value, axis=axes) if axes else value
+
+    sums = te.compute(param_shape, total, name=f"{name}_sum")
+    return te.compute(param_shape, lambda *at: finish(sums(*at), at).astype(dtype), name=name)
+
+
+def _members(
+    form: AffineFormat, shape: Sequence[Expr], param_rank: int
+) -> tuple[list[tirx.IterVar], Callable[[Sequence[Expr]], tuple[list[Expr], list[Expr]]]]:
+    """Axes to reduce over, and a function from the indices of a scale to those of an element of
+    its group and conditions that there is one: the last group may be shorter, a tensor empty."""
+    if form.group_size is None:
+        summed = [i for i in range(len(shape)) if param_rank == 0 or i != form.axis % len(shape)]
+        size, group = {i: shape[i] for i in summed}, 0
+    else:
+        group = form.axis % len(shape)
+        size = {group: shape[group] if form.group_size == -1 else form.group_size}
+    axes = {i: te.reduce_axis((0, _at_least_one(n)), f"r{i}") for i, n in size.items()}
+
+    def element(param: Sequence[Expr]) -> tuple[list[Expr], Expr]:
+        if form.group_size is None:
+            at = [axes[i].var if i in axes else param[0] for i in range(len(shape))]
+        else:
+            at = list(param)
+            at[group] = param[group] * size[group] + axes[group].var
+        return at, [at[i] < shape[i] for i in axes if not _fills(shape[i], size[i])]
+
+    return list(axes.values()), element
+
+
+def _at_least_one(extent: Expr) -> Expr:
+    """A reduction over nothing would leave its result unset."""
+    return extent if isinstance(extent, int) else tirx.max(extent, tirx.const(1, extent.ty.dtype))
+
+
+def _fills(extent: Expr, size: Expr) -> bool:
+    """Whether groups of `size` provably are all full."""
+    static = isinstance(extent, tirx.IntImm) and extent.value > 0
+    return static and extent.value % int(size) == 0
