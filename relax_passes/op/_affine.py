@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
+from tvm.ir import Op
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from tir_schedules.affine import AffineFormat
 
 FLOATS: tuple[str, ...] = ("float16", "bfloat16", "float32")
 INTEGERS: tuple[str, ...] = ("int8", "uint8", "int32", "int64")
-_FIELDS = tuple(AffineFormat.__dataclass_fields__)
+# The attributes of every op here, with their defaults.
+FORMAT: dict[str, Any] = {f.name: f.default for f in fields(AffineFormat)}
 _SCALE_DTYPES = (None, *FLOATS)
 _CLIP_MASKS = ("rounded", "strict")
 
@@ -43,14 +46,20 @@ def format_of(call: relax.Call) -> AffineFormat:
     )
 
 
-def format_attributes(form: AffineFormat) -> dict[str, Any]:
-    """The attributes by which a call carries `form`."""
-    return {name: getattr(form, name) for name in _FIELDS}
+def attributes_of(call: relax.Call) -> dict[str, Any]:
+    """The attributes of a call that say how it quantizes."""
+    form = format_of(call)
+    return {name: getattr(form, name) for name in FORMAT}
+
+
+def call_of(name: str, args: Sequence[relax.Expr], attributes: dict[str, Any]) -> relax.Call:
+    """R.sits.<name>(*args, **attributes), unchecked."""
+    return relax.Call(Op.get(f"relax.sits.{name}"), list(args), attributes)
 
 
 def validate(call: relax.Call) -> None:
     """FValidate: attributes that did not come through our functions."""
-    missing = [name for name in _FIELDS if call.attrs is None or name not in call.attrs]
+    missing = [name for name in FORMAT if call.attrs is None or name not in call.attrs]
     problems = [f"no attribute {', '.join(missing)}"] if missing else []
     if not missing:
         problems += attribute_problems(dict(call.attrs.items()))

@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from tvm import relax
-from tvm.ir import Op
 
 from relax_passes.op import _fake_quantize_gradient as gradients
 from relax_passes.op._affine import (
@@ -29,6 +28,7 @@ from relax_passes.op._affine import (
     INTEGERS,
     affine_attributes,
     call_kernel,
+    call_of,
     format_of,
     legalize_with,
     raise_problems,
@@ -162,8 +162,7 @@ def _form(
 
 def _call(name: str, args: Sequence[relax.Expr | None], attributes: dict[str, Any]) -> relax.Call:
     checked = affine_attributes(f"R.sits.{name}", attributes)
-    given = [arg for arg in args if arg is not None]
-    return relax.Call(Op.get(f"relax.sits.{name}"), given, checked)
+    return call_of(name, [arg for arg in args if arg is not None], checked)
 
 
 def _infer_fake_quantize(call: relax.Call, bb: relax.BlockBuilder) -> relax.TensorType:
