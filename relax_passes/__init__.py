@@ -2,12 +2,14 @@
 
 import sits_tvm  # noqa: F401, first: it imports the modules of this package one by one
 
-from . import op
+from . import gradients, op
 from ._import_fixes import IMPORT_FIXES
 from .bound_take_indices import BoundTakeIndices
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
+from .gradient_conservation_check import GradientConservationCheck, gradient_conservation_check
 from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
+from .pack_fake_quantized_weights import PackFakeQuantizedWeights
 from .quantize_matmul_weights import QuantizeMatmulWeights
 from .simplify_symbolic_shapes import SimplifySymbolicShapes
 from .unpack_int4_constants import UnpackInt4Constants
@@ -19,8 +21,10 @@ __all__ = [
     "IMPORT_FIXES",
     "BoundTakeIndices",
     "CheckSubByteBuffers",
+    "GradientConservationCheck",
     "LowerAttention",
     "NormalizeNegativeIndices",
+    "PackFakeQuantizedWeights",
     "QuantizeMatmulWeights",
     "SimplifySymbolicShapes",
     "UnpackInt4Constants",
@@ -28,5 +32,7 @@ __all__ = [
     "WidenCumsum",
     "WidenHalfIntrinsics",
     "check_sub_byte_buffers",
+    "gradient_conservation_check",
+    "gradients",
     "op",
 ]

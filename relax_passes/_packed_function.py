@@ -2,98 +2,128 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
 from tvm import relax
-from tvm.ir import GenericConst, IRModule
+from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from sits_tvm.config import QuantSpec
-from tir_schedules.packing import PackedLayout, pack
+from tir_schedules.packing import PackedLayout, Parts
 
-from ._weight_sites import WeightSite, weights_of
-from .op.int4 import int4_matmul, int4_take, layout_attrs, packed_types, quantize_weight
+from ._weight_sites import weights_of
+from .op.int4 import int4_matmul, int4_take, layout_attrs, packed_types
 
 TRANSFORM_SUFFIX = "_transform_params"
 SOURCE_NAMES = "sits.param_names"
 """Attribute of a transform function: the names of the weights it takes."""
 
 
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """How the parts of a weight are made.
+
+    `sources` are the arguments or constants that the parts are computed from, the weight first;
+    `call` makes the call that does it, of these or what stands for them, and `evaluate` does it
+    in NumPy where all are constants. `prefix` is that of the names of the parts.
+    """
+
+    sources: tuple[relax.Expr, ...]
+    layout: PackedLayout
+    prefix: str
+    call: Callable[..., relax.Call]
+    evaluate: Callable[..., Parts]
+
+    @property
+    def owner(self) -> relax.Var | None:
+        """The argument whose place the parts take; None where they are constants."""
+        return next((s for s in self.sources if isinstance(s, relax.Var)), None)
+
+    def make_parts(self) -> list[relax.Expr]:
+        if self.owner is None:
+            arrays = [source.value.numpy() for source in self.sources]
+            return [relax.const(part) for part in self.evaluate(*arrays)]
+        named = zip(self.layout.names, packed_types(self.layout), strict=True)
+        return [relax.Var(f"{self.prefix}.{part}", ty) for part, ty in named]
+
+
+class PackedCall(Protocol):
+    """A call that reads a weight: what `WeightSite` and `FakeQuantizedSite` have in common."""
+
+    @property
+    def binding(self) -> relax.Var: ...
+    @property
+    def call(self) -> relax.Call: ...
+    @property
+    def kind(self) -> str: ...
+
+
 def with_packed_arguments(
-    func: relax.Function, rewriter: Quantizer
+    func: relax.Function, rewriter: Packer
 ) -> tuple[relax.Function, relax.Function | None]:
-    """`func` taking packed parts in place of its quantized weights, and how they are made."""
+    """`func` taking packed parts in place of its packed weights, and how they are made."""
     body = rewriter.visit_expr(func).body  # of the whole function: its shape variables are in scope
-    sources = {source for source, _ in rewriter.parts}
-    parts = [p for _, packed in rewriter.parts.values() for p in packed if isinstance(p, relax.Var)]
+    sources = {source for packing in rewriter.parts for source in packing.sources}
+    parts = [p for packed in rewriter.parts.values() for p in packed if isinstance(p, relax.Var)]
     draft = relax.Function([*func.params, *parts], body, func.ret_ty, func.is_pure, func.attrs)
     body = relax.analysis.remove_all_unused(draft).body
     used = set(relax.analysis.free_vars(body))
+    kept = [argument not in sources or argument in used for argument in func.params]
     arguments: list[relax.Var] = []
-    for argument in func.params:
-        if argument not in sources or argument in used:
-            arguments.append(argument)
-        for _, packed in rewriter.packings(argument):
-            arguments += packed
+    for argument, keep in zip(func.params, kept, strict=True):
+        arguments += [argument] if keep else []
+        for packing in rewriter.packings_of(argument):
+            arguments += rewriter.parts[packing]
     out = relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
     weights = weights_of(func)
-    ordered = [argument for argument in func.params if argument in weights]
+    ordered = {a: k for a, k in zip(func.params, kept, strict=True) if a in weights}
     name = str(func.attrs["global_symbol"]) + TRANSFORM_SUFFIX
-    return out, _transform_params(name, ordered, used, rewriter) if parts else None
+    return out, _transform_params(name, ordered, rewriter) if parts else None
 
 
 def _transform_params(
-    name: str, weights: list[relax.Var], used: set[relax.Var], rewriter: Quantizer
+    name: str, weights: dict[relax.Var, bool], rewriter: Packer
 ) -> relax.Function:
-    """The function from the original weights to the packed and untouched ones, in order."""
+    """The function from the original weights to the packed and (if True) kept ones, in order."""
     bb = relax.BlockBuilder()
     argument = relax.Var("params", relax.TupleType([weight.ty for weight in weights]))
     with bb.function(name, [argument]):
         with bb.dataflow():
-            fields = []
+            values: dict[relax.Expr, relax.Expr] = {}
             for i, weight in enumerate(weights):
-                source = bb.emit(relax.TupleGetItem(argument, i), weight.name)
-                packings = rewriter.packings(weight)
-                if not packings or weight in used:
-                    fields.append(source)
-                for site, parts in packings:
-                    packed = bb.emit(rewriter.quantize(site, source))
-                    fields += [bb.emit(relax.TupleGetItem(packed, j)) for j in range(len(parts))]
+                values[weight] = bb.emit(relax.TupleGetItem(argument, i), weight.name)
+            fields = []
+            for weight, keep in weights.items():
+                fields += [values[weight]] if keep else []
+                for packing in rewriter.packings_of(weight):
+                    packed = bb.emit(packing.call(*(values.get(s, s) for s in packing.sources)))
+                    count = len(packing.layout.names)
+                    fields += [bb.emit(relax.TupleGetItem(packed, j)) for j in range(count)]
             result = bb.emit_output(relax.Tuple(fields))
         bb.emit_func_output(result)
     return bb.get()[name].with_attr(SOURCE_NAMES, [weight.name for weight in weights])
 
 
 @mutator
-class Quantizer(PyExprMutator):
-    """Rewrites the calls of one function; `parts` holds the packed parts of each weight."""
+class Packer(PyExprMutator):
+    """Rewrites the calls of one function; `parts` holds what each `Packing` makes."""
 
-    def __init__(
-        self,
-        mod: IRModule,
-        spec: QuantSpec,
-        lanes: int,
-        sites: list[WeightSite],
-        both_ways: set[str],
-    ) -> None:
+    def __init__(self, mod: IRModule, packings: Sequence[tuple[PackedCall, Packing]]) -> None:
         super().__init__(mod)
-        self.spec, self.lanes, self.both_ways = spec, lanes, both_ways
-        self.sites = {site.binding: site for site in sites}
-        self.parts: dict[tuple[relax.Expr, bool], tuple[WeightSite, list[relax.Expr]]] = {}
-        for site in sites:
-            if site.packing not in self.parts:
-                self.parts[site.packing] = site, self._make_parts(site)
+        self.sites = {site.binding: (site, packing) for site, packing in packings}
+        distinct = dict.fromkeys(packing for _, packing in packings)
+        self.parts = {packing: packing.make_parts() for packing in distinct}
 
-    def packings(self, source: relax.Expr) -> list[tuple[WeightSite, list[relax.Expr]]]:
-        """The parts of a weight: one set for each way in which it is read."""
-        keys = ((source, transposed) for transposed in (False, True))
-        return [self.parts[key] for key in keys if key in self.parts]
+    def packings_of(self, argument: relax.Var) -> list[Packing]:
+        """Those whose parts take the place of `argument`: one for each way in which it is read."""
+        return [packing for packing in self.parts if packing.owner == argument]
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        site = self.sites.get(binding.var)
-        if site is None:
+        if binding.var not in self.sites:
             super().visit_var_binding_(binding)
             return
-        value = self.builder_.normalize(self._quantized_call(site))
+        value = self.builder_.normalize(self._packed_call(*self.sites[binding.var]))
         self.set_var_remap(binding.var, self._emit(binding, value))
 
     def _emit(self, binding: relax.VarBinding, value: relax.Expr) -> relax.Var:
@@ -102,9 +132,9 @@ class Quantizer(PyExprMutator):
             return self.builder_.emit(value, binding.var.name)
         return self.builder_.emit_output(value, binding.var.name)
 
-    def _quantized_call(self, site: WeightSite) -> relax.Expr:
-        attrs = layout_attrs(self.layout(site))
-        packed = self.parts[site.packing][1]
+    def _packed_call(self, site: PackedCall, packing: Packing) -> relax.Expr:
+        attrs = layout_attrs(packing.layout)
+        packed = self.parts[packing]
         operands = [self.visit_expr(arg) for arg in site.call.args]
         if site.kind == "embedding":
             return int4_take(operands[1], *packed, out_dtype=str(site.call.ty.dtype), **attrs)
@@ -112,28 +142,3 @@ class Quantizer(PyExprMutator):
         if str(x.ty.dtype) != dtype:
             x = self.builder_.emit(relax.op.astype(x, dtype))
         return int4_matmul(x, *packed, **attrs)
-
-    def layout(self, site: WeightSite) -> PackedLayout:
-        return PackedLayout(*site.shape, self.spec, self.lanes)
-
-    def quantize(self, site: WeightSite, weight: relax.Expr) -> relax.Call:
-        return quantize_weight(
-            weight,
-            transposed=site.transposed,
-            scale_method=self.spec.scale_method,
-            **layout_attrs(self.layout(site)),
-        )
-
-    def _make_parts(self, site: WeightSite) -> list[relax.Expr]:
-        if isinstance(site.source, GenericConst):
-            return [relax.const(part) for part in pack(_rows(site), self.spec, self.lanes)]
-        layout = self.layout(site)
-        turned = site.transposed and site.name in self.both_ways
-        prefix = f"{site.name}.transposed" if turned else site.name
-        named = zip(layout.names, packed_types(layout), strict=True)
-        return [relax.Var(f"{prefix}.{part}", ty) for part, ty in named]
-
-
-def _rows(site: WeightSite) -> np.ndarray:
-    weight = site.source.value.numpy()
-    return weight.T if site.transposed else weight

@@ -58,11 +58,11 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
     """
     weights = weights_of(func)
     arguments = set() if "num_input" in (func.attrs or {}) else set(func.params)
-    bound = {binding.var: binding.value for binding in _bindings(func.body)}
+    bound = {binding.var: binding.value for binding in bindings_of(func.body)}
     tables = set()
     for variable, value in bound.items():
         if isinstance(value, relax.Call) and value.op == TAKE and _takes_rows(value):
-            source, transposed, _ = _trace(value.args[0], bound)
+            source, transposed, _ = trace_weight(value.args[0], bound)
             if isinstance(source, GenericConst) or source in weights:
                 tables.add(source)
                 yield _site(variable, value, "embedding", source, transposed, weights, ())
@@ -70,9 +70,9 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
     for variable, value in bound.items():
         if not (isinstance(value, relax.Call) and value.op == MATMUL):
             continue
-        source, flipped, through = _trace(value.args[1], bound)
+        source, flipped, through = trace_weight(value.args[1], bound)
         if not (isinstance(source, GenericConst) or source in weights):
-            left, _, _ = _trace(value.args[0], bound)
+            left, _, _ = trace_weight(value.args[0], bound)
             if left in weights:
                 yield _on_the_left(variable, value, left)
                 continue
@@ -84,13 +84,13 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
         yield _site(variable, value, kind, source, not flipped, weights, through)
 
 
-def _bindings(body: relax.SeqExpr) -> Iterator[relax.Binding]:
+def bindings_of(body: relax.SeqExpr) -> Iterator[relax.Binding]:
     """All bindings in order, those of branches too."""
     for block in body.blocks:
         for binding in block.bindings:
             if isinstance(binding.value, relax.If):
-                yield from _bindings(binding.value.true_branch)
-                yield from _bindings(binding.value.false_branch)
+                yield from bindings_of(binding.value.true_branch)
+                yield from bindings_of(binding.value.false_branch)
             yield binding
 
 
@@ -108,13 +108,13 @@ def _site(
     weights: set[relax.Var],
     through: tuple[str, ...],
 ) -> WeightSite:
-    reason = _reason(call, kind, source, weights, through)
+    reason = reason_against(call, kind, source, weights, through)
     return WeightSite(
         variable, call, kind, source, weight_name(source, variable), transposed, reason
     )
 
 
-def _reason(
+def reason_against(
     call: relax.Call,
     kind: str,
     source: relax.Expr,
@@ -152,14 +152,16 @@ def _reason(
     return None
 
 
-def _trace(
-    expr: relax.Expr, bound: dict[relax.Var, relax.Expr]
+def trace_weight(
+    expr: relax.Expr, bound: dict[relax.Var, relax.Expr], stop: Op | None = None
 ) -> tuple[relax.Expr | None, bool, tuple[str, ...]]:
     """(source, flipped, ops on the way) of an operand; source None if it is a computed value.
 
-    Matrix transposes and float casts lead through; an op that only reads weights is listed.
+    Matrix transposes and float casts lead through; an op that only reads weights is listed. The
+    result of a call of `stop` is a source, too.
     """
-    flipped, through = False, []
+    flipped = False
+    through: list[str] = []
     while isinstance(expr, relax.Var) and expr in bound:
         value = bound[expr]
         if isinstance(value, relax.Var | GenericConst):
@@ -167,6 +169,8 @@ def _trace(
             continue
         if not isinstance(value, relax.Call) or not value.args:
             return None, False, ()
+        if value.op == stop:
+            return expr, flipped, tuple(reversed(through))
         if value.op == _PERMUTE and _is_matrix_transpose(value):
             flipped = not flipped
         elif not (_is_float_cast(value) or (value.op == _RESHAPE and _same_shape(value))):
@@ -234,5 +238,5 @@ def _calls_before_no_matmul(func: relax.Function) -> set[relax.Var]:
 def _multiplies(value: relax.Expr) -> bool:
     if isinstance(value, relax.If):
         branches = (value.true_branch, value.false_branch)
-        return any(_multiplies(b.value) for branch in branches for b in _bindings(branch))
+        return any(_multiplies(b.value) for branch in branches for b in bindings_of(branch))
     return isinstance(value, relax.Call) and value.op == MATMUL

@@ -6,11 +6,12 @@ the product, batched weights, bfloat16, what `Config.skip` names.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, IRModule
@@ -19,12 +20,17 @@ from tvm.ir.transform import PassContext
 from sits_tvm.config import Config
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
-from tir_schedules.packing import PackedLayout
+from tir_schedules.packing import PackedLayout, Parts, pack
 
-from ._packed_function import TRANSFORM_SUFFIX, Quantizer, with_packed_arguments
+from ._packed_function import Packing
+from ._packed_module import (
+    FUNCTION_IS_CALLED,
+    called_functions,
+    pack_function,
+    reads_packed_weights,
+)
 from ._weight_sites import WeightSite, find_weight_sites
-
-_CALLED = ("function-is-called", "another function calls this one; make it private: it is inlined")
+from .op.int4 import layout_attrs, quantize_weight
 
 
 @tvm.transform.module_pass(opt_level=0, name="QuantizeMatmulWeights")
@@ -109,26 +115,41 @@ class QuantizeMatmulWeights:
         for gvar, sites in chosen.items():
             name = gvar.name_hint
             self._note(name, sites)
-            rewriter = Quantizer(mod, self.spec, self.lanes, sites, both_ways)
-            out[gvar], transform = with_packed_arguments(mod[gvar], rewriter)
-            if transform is not None:
-                _check_names(mod, name, out[gvar])
-                out[name + TRANSFORM_SUFFIX] = transform
+            made = {site.packing: self._packing(site, both_ways) for site in sites}
+            pack_function(out, gvar, [(site, made[site.packing]) for site in sites])
         return out
+
+    def _packing(self, site: WeightSite, both_ways: set[str]) -> Packing:
+        layout = PackedLayout(*site.shape, self.spec, self.lanes)
+        turned = site.transposed and site.name in both_ways
+        call = partial(
+            quantize_weight,
+            transposed=site.transposed,
+            scale_method=self.spec.scale_method,
+            **layout_attrs(layout),
+        )
+
+        def evaluate(weight: np.ndarray) -> Parts:
+            return pack(weight.T if site.transposed else weight, self.spec, self.lanes)
+
+        prefix = f"{site.name}.transposed" if turned else site.name
+        return Packing((site.source,), layout, prefix, call, evaluate)
 
     def _chosen(self, mod: IRModule) -> dict[GlobalVar, list[WeightSite]]:
         """What to quantize in each function; an error where there is nothing."""
         skipped: list[str] = []
-        called = _called_functions(mod)
+        called = called_functions(mod)
         chosen: dict[GlobalVar, list[WeightSite]] = {}
         for gvar, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 name, sites = gvar.name_hint, find_weight_sites(func)
                 if name in called:
-                    sites = (replace(site, reason=site.reason or _CALLED) for site in sites)
+                    sites = (
+                        replace(site, reason=site.reason or FUNCTION_IS_CALLED) for site in sites
+                    )
                 wanted = [site for site in sites if not self._skips(name, site, skipped)]
                 chosen |= {gvar: wanted} if wanted else {}
-        if not chosen:
+        if not chosen and not reads_packed_weights(mod):
             emit(_nothing_to_quantize(skipped))
         return chosen
 
@@ -178,31 +199,6 @@ def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
         f"Config.quant is set, but no weight can be quantized; {found}",
         help="see each reason, or leave Config.quant out",
     )
-
-
-def _called_functions(mod: IRModule) -> set[str]:
-    """Names of the functions that others call: packed parts would change their arguments."""
-    names: set[str] = set()
-
-    def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Call) and isinstance(expr.op, GlobalVar):
-            names.add(expr.op.name_hint)
-
-    for _, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
-    return names
-
-
-def _check_names(mod: IRModule, name: str, func: relax.Function) -> None:
-    """An error for each name that the pass makes and the module has already."""
-    functions = [gvar.name_hint for gvar in mod.get_global_vars()]
-    counts = Counter(argument.name for argument in func.params)
-    counts[name + TRANSFORM_SUFFIX] = 1 + functions.count(name + TRANSFORM_SUFFIX)
-    taken = [clash for clash, count in counts.items() if count > 1]
-    for clash in taken:
-        message = f"INT4 weights need the name `{clash}`, which {name} or another function has"
-        emit(Diagnostic.error("name-taken", message, function=name, help="rename it"))
 
 
 def _read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:

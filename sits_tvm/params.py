@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tvm
@@ -13,17 +12,10 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.runtime import Tensor
 
-from relax_passes._packed_function import SOURCE_NAMES, TRANSFORM_SUFFIX
-from relax_passes.op.int4 import layout_of
-from tir_schedules.packing import pack
+from relax_passes._packed_function import TRANSFORM_SUFFIX
 
+from ._evaluate_transform import Array, Cache, evaluate_transform
 from .diagnostics import Diagnostic, SitsError, raise_errors
-
-_LOG = logging.getLogger(__name__)
-_CPU = 1
-
-
-Array: TypeAlias = Tensor | np.ndarray
 
 
 def as_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
@@ -117,7 +109,7 @@ def pack_params(mod: IRModule, params: Mapping[str, Array]) -> tuple[IRModule, d
     """
     out, functions = mod.clone(), public_functions(mod)
     values: dict[str, Any] = {}
-    cache: dict[tuple[str, str], tuple[Tensor, ...]] = {}
+    cache: Cache = {}
     found: list[Diagnostic] = []
     for name, func in functions.items():
         if name.endswith(TRANSFORM_SUFFIX):
@@ -126,54 +118,11 @@ def pack_params(mod: IRModule, params: Mapping[str, Array]) -> tuple[IRModule, d
         if transform is None:
             results = [params[weight] for weight in weight_names(func)]
         else:
-            results = _evaluate(transform, params, cache, found)
+            results = evaluate_transform(transform, params, cache, found)
             del out[name + TRANSFORM_SUFFIX]
         values |= dict(zip(weight_names(func), results, strict=True))
     raise_errors(found)
     return out, {name: _as_tensor(value) for name, value in values.items()}
-
-
-def _evaluate(
-    transform: relax.Function,
-    params: Mapping[str, Array],
-    cache: dict[tuple[str, str], tuple[Tensor, ...]],
-    found: list[Diagnostic],
-) -> list[Array | None]:
-    """What a transform function returns; `cache` keeps packed weights for the other functions."""
-    sources = [str(name) for name in transform.attrs[SOURCE_NAMES]]
-    names: dict[relax.Var, str] = {}
-    values: dict[relax.Var, Any] = {}
-    for binding in transform.body.blocks[0].bindings:
-        variable, value = binding.var, binding.value
-        if isinstance(value, relax.TupleGetItem) and value.tuple_value == transform.params[0]:
-            names[variable] = sources[value.index]
-            values[variable] = params[names[variable]]
-        elif isinstance(value, relax.TupleGetItem):
-            parts = values[value.tuple_value]
-            values[variable] = parts[value.index] if parts else None
-        elif isinstance(value, relax.Call):
-            name = names[value.args[0]]
-            key = (name, str(value.attrs))
-            if key not in cache:
-                cache[key] = _pack(name, value, params[name], found)
-            values[variable] = cache[key]
-        else:
-            return [values[field] for field in value.fields]
-    raise AssertionError("a transform function ends in a tuple")
-
-
-def _pack(
-    name: str, call: relax.Call, weight: Array, found: list[Diagnostic]
-) -> tuple[Tensor, ...]:
-    layout = layout_of(call)
-    _LOG.info("packing %s", name)
-    array = _as_numpy(weight)
-    try:
-        parts = pack(array.T if call.attrs["transposed"] else array, layout.spec, layout.lanes)
-    except ValueError as error:
-        found.append(Diagnostic.error("weight-not-quantizable", f"`{name}`: {error}"))
-        return ()
-    return tuple(tvm.runtime.tensor(part) for part in parts)
 
 
 def _mismatch(function: str, argument: relax.Var, value: Array | None) -> list[Diagnostic]:
@@ -235,10 +184,3 @@ def _from_dlpack(value: Any) -> Array:
 
 def _as_tensor(value: Array) -> Tensor:
     return value if isinstance(value, Tensor) else tvm.runtime.tensor(np.ascontiguousarray(value))
-
-
-def _as_numpy(value: Array) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return value
-    on_cpu = value.device.dlpack_device_type() == _CPU
-    return np.from_dlpack(value) if on_cpu else value.numpy()

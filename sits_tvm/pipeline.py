@@ -34,15 +34,15 @@ _LOG = logging.getLogger(__name__)
 
 def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
     """Phase 1: from the user's module to the module we want to compile."""
-    quantize = []
+    quantize, lanes = [], tir_schedules.packed_lanes(target)
     if config.quant is not None:
-        lanes = tir_schedules.packed_lanes(target)
         quantize = [passes.QuantizeMatmulWeights(config, lanes=lanes, report=report)]
     return [
         passes.UnpackInt4Constants(),
         passes.CheckSubByteBuffers(),
         relax.transform.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
+        passes.PackFakeQuantizedWeights(lanes=lanes, report=report),
         *quantize,
     ]
 

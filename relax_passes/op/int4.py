@@ -151,12 +151,16 @@ def _legalize_quantize_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax
     dtype, types = str(weight.ty.dtype), packed_types(layout)
     zero_type = relax.TensorType(list(layout.shapes[1]), "uint8")
 
-    chosen = _call(bb, choose_scale(layout, dtype), "choose_scale", [weight], [types[1], zero_type])
+    chosen = call_prim_func(
+        bb, choose_scale(layout, dtype), "choose_scale", [weight], [types[1], zero_type]
+    )
     scale, zero = (bb.emit(relax.TupleGetItem(chosen, i)) for i in (0, 1))
     kernel = pack_codes(layout, dtype)
-    parts = [_call(bb, kernel, "pack_codes", [weight, scale, zero], types[0]), scale]
+    parts = [call_prim_func(bb, kernel, "pack_codes", [weight, scale, zero], types[0]), scale]
     if not layout.spec.symmetric:
-        parts.append(_call(bb, pack_zero_points(layout), "pack_zero_points", [zero], types[2]))
+        parts.append(
+            call_prim_func(bb, pack_zero_points(layout), "pack_zero_points", [zero], types[2])
+        )
     return relax.Tuple(parts)
 
 
@@ -167,7 +171,7 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     kernel = _fusable(_matmul_kernel(_static(rows), layout, dtype), rows)
     out = relax.TensorType([rows, layout.n], dtype)
     flat = _reshape(bb, x, [rows, layout.k])
-    y = _call(bb, kernel, "int4_matmul", [flat, *packed], out)
+    y = call_prim_func(bb, kernel, "int4_matmul", [flat, *packed], out)
     return _reshape(bb, y, [*list(x.ty.shape)[:-1], layout.n])
 
 
@@ -178,7 +182,7 @@ def _legalize_int4_take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     kernel = _fusable(_take_kernel(_static(count), layout, dtype, str(indices.ty.dtype)), count)
     out = relax.TensorType([count, layout.k], dtype)
     flat = _reshape(bb, indices, [count])
-    rows = _call(bb, kernel, "int4_take", [flat, *packed], out)
+    rows = call_prim_func(bb, kernel, "int4_take", [flat, *packed], out)
     return _reshape(bb, rows, [*indices.ty.shape, layout.k])
 
 
@@ -203,7 +207,7 @@ def _take_kernel(
     )
 
 
-def _call(
+def call_prim_func(
     bb: relax.BlockBuilder,
     kernel: tirx.PrimFunc,
     name: str,

@@ -1,0 +1,118 @@
+"""Find where a Relax function multiplies by a fake-quantized weight or looks rows of one up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm import relax
+from tvm.ir import GenericConst, Op
+
+from ._weight_sites import (
+    MATMUL,
+    TAKE,
+    bindings_of,
+    reason_against,
+    trace_weight,
+    weight_name,
+    weights_of,
+)
+
+FAKE_QUANTIZE = Op.get("relax.sits.fake_quantize")
+_GRADIENT = Op.get("relax.sits.fake_quantize_grad")
+
+
+@dataclass(frozen=True)
+class FakeQuantizedSite:
+    """A call that reads ``fake_quantize(W, scale[, zero_point])`` of a weight W[n, k].
+
+    `sources` are the arguments or constants W, scale and zero point; `transposed` tells that W is
+    stored as (k, n). `reason` is why it can't be packed, as (code, message), or None.
+    """
+
+    binding: relax.Var
+    call: relax.Call
+    kind: str  # "matmul" or "embedding"
+    quantizer: relax.Call
+    sources: tuple[relax.Expr, ...]
+    name: str
+    transposed: bool
+    reason: tuple[str, str] | None
+
+
+def find_fake_quantized_sites(func: relax.Function) -> Iterator[FakeQuantizedSite]:
+    """Every matmul and axis-0 take in `func` that reads a fake-quantized argument or constant."""
+    bound = {binding.var: binding.value for binding in bindings_of(func.body)}
+    for variable, value in bound.items():
+        if not isinstance(value, relax.Call) or value.op not in (MATMUL, TAKE):
+            continue
+        taken = value.op == TAKE
+        if taken and value.attrs["axis"] != 0:
+            continue
+        read, flipped, through = trace_weight(value.args[0 if taken else 1], bound, FAKE_QUANTIZE)
+        quantizer = bound.get(read)
+        if not (isinstance(quantizer, relax.Call) and quantizer.op == FAKE_QUANTIZE):
+            continue
+        transposed = flipped if taken else not flipped
+        site = _site(func, variable, quantizer, transposed, through, bound)
+        if site is not None:
+            yield site
+
+
+def trained_names(func: relax.Function) -> set[str]:
+    """Names of the arguments of which `func` computes the gradient through a fake quantize."""
+    return {
+        arg.name
+        for binding in bindings_of(func.body)
+        if isinstance(binding.value, relax.Call) and binding.value.op == _GRADIENT
+        for arg in binding.value.args
+        if arg in set(func.params)
+    }
+
+
+def _site(
+    func: relax.Function,
+    variable: relax.Var,
+    quantizer: relax.Call,
+    transposed: bool,
+    through: tuple[str, ...],
+    bound: dict[relax.Var, relax.Expr],
+) -> FakeQuantizedSite | None:
+    source, turned, before = trace_weight(quantizer.args[0], bound)
+    if source is None:
+        return None  # an activation
+    weights = weights_of(func)
+    call = bound[variable]
+    kind = "embedding" if call.op == TAKE else "matmul"
+    sources = (source, *(_same_value(arg, bound) for arg in quantizer.args[1:]))
+    reason = reason_against(call, kind, source, weights, (*before, *through))
+    if reason is None and (turned or not _same_codes(source, quantizer.args[0])):
+        reason = "weight-is-computed", "the weight is transposed or cast before it is quantized"
+    if reason is None:
+        reason = _reason(quantizer, sources, weights)
+    name = weight_name(source, variable)
+    return FakeQuantizedSite(variable, call, kind, quantizer, sources, name, transposed, reason)
+
+
+def _same_value(expr: relax.Expr, bound: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    while isinstance(bound.get(expr), relax.Var | GenericConst):
+        expr = bound[expr]
+    return expr
+
+
+def _same_codes(source: relax.Expr, cast: relax.Expr) -> bool:
+    """float16 to float32 keeps every value."""
+    return str(source.ty.dtype) in ("float16", str(cast.ty.dtype))
+
+
+def _reason(
+    quantizer: relax.Call, sources: tuple[relax.Expr, ...], weights: set[relax.Var]
+) -> tuple[str, str] | None:
+    names = ("scale", "zero point")[: len(sources) - 1]
+    for what, arg, source in zip(names, quantizer.args[1:], sources[1:], strict=True):
+        if not (isinstance(source, GenericConst) or source in weights):
+            return "scale-is-computed", (
+                f"its {what}, {arg}, is neither a weight nor a constant "
+                "(convert_qat computes the scales of a trained model once)"
+            )
+    return None

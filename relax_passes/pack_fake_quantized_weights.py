@@ -1,0 +1,157 @@
+"""Store weights that the module fake-quantizes in INT4. Runs before QuantizeMatmulWeights.
+
+Leaves alone, with a note: codes wider than 4 bits, groups that are not along the input channels or
+not of a multiple of 32 elements, computed scales, weights of which the module computes a gradient.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
+
+from sits_tvm.diagnostics import Diagnostic, emit
+from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
+
+from ._fake_quantized_sites import FakeQuantizedSite, find_fake_quantized_sites, trained_names
+from ._packed_function import Packing
+from ._packed_module import FUNCTION_IS_CALLED, called_functions, pack_function
+from .op.pack_weight import evaluate, layout_of_call, pack_weight
+
+
+@tvm.transform.module_pass(opt_level=0, name="PackFakeQuantizedWeights")
+class PackFakeQuantizedWeights:
+    """Replace ``matmul(x, permute_dims(fake_quantize(W, scale)))`` by a product with packed W.
+
+    The parts stand for exactly the values that the fake quantize returns; they take the place of
+    W, scale and zero point among the arguments, as `QuantizeMatmulWeights` does it.
+
+    Before::
+
+        @I.ir_module
+        class Before:
+            @R.function
+            def main(
+                x: R.Tensor(("s", 64), "float32"),
+                w: R.Tensor((32, 64), "float32"),
+                w_scale: R.Tensor((32, 2), "float32"),
+            ):
+                R.func_attr({"num_input": 1})
+                with R.dataflow():
+                    q = R.sits.fake_quantize(w, w_scale, group_size=32, scale_dtype="float16")
+                    qt = R.permute_dims(q)
+                    y = R.matmul(x, qt)
+                    R.output(y)
+                return y
+
+    After::
+
+        @I.ir_module
+        class After:
+            @R.function
+            def main(
+                x: R.Tensor(("s", 64), "float32"),
+                codes: R.Tensor((32, 8, 1), "uint32"),
+                scale: R.Tensor((32, 2, 1), "float16"),
+            ):
+                R.func_attr({"num_input": 1})
+                with R.dataflow():
+                    y = R.sits.int4_matmul(
+                        x, codes, scale, n=32, k=64, lanes=1,
+                        bits=4, group_size=32, symmetric=True, scale_dtype="float16",
+                    )
+                    R.output(y)
+                return y
+
+            @R.function
+            def main_transform_params(
+                params: R.Tuple(
+                    R.Tensor((32, 64), "float32"), R.Tensor((32, 2), "float32")
+                )
+            ):
+                R.func_attr({"sits.param_names": ["w", "w_scale"]})
+                with R.dataflow():
+                    w = params[0]
+                    w_scale = params[1]
+                    packed = R.sits.pack_weight(
+                        w, w_scale, bits=4, axis=-1, group_size=32, signed=True,
+                        narrow_range=False, clip_mask="rounded", scale_dtype="float16",
+                        transposed=False, lanes=1,
+                    )
+                    codes = packed[0]
+                    scale = packed[1]
+                    out = (codes, scale)
+                    R.output(out)
+                return out
+
+    Parameters
+    ----------
+    lanes : int
+        Order of the packed weights that the target's kernels read, see `tir_schedules.packing`.
+    report : Report, optional
+        Receives `quantized` and `skipped`.
+    """
+
+    def __init__(self, *, lanes: int = 1, report: Report | None = None) -> None:
+        self.lanes, self.report = lanes, report if report is not None else Report()
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        out, called = mod.clone(), called_functions(mod)
+        functions = {g: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
+        trained = {name for func in functions.values() for name in trained_names(func)}
+        for gvar, func in functions.items():
+            packings = []
+            made: dict[object, Packing] = {}
+            for site in find_fake_quantized_sites(func):
+                packing = self._packing(site, gvar.name_hint in called, trained)
+                if isinstance(packing, Packing):
+                    key = (*site.sources, site.transposed, str(site.quantizer.attrs))
+                    packings.append((site, made.setdefault(key, packing)))
+                else:
+                    self._skip(gvar.name_hint, site, packing)
+            if packings:
+                self._note(gvar.name_hint, packings)
+                pack_function(out, gvar, packings)
+        return out
+
+    def _packing(
+        self, site: FakeQuantizedSite, is_called: bool, trained: set[str]
+    ) -> Packing | tuple[str, str]:
+        """How to pack a weight, or why not."""
+        if site.reason is not None:
+            return site.reason
+        if is_called:
+            return FUNCTION_IS_CALLED
+        names = {source.name for source in site.sources if isinstance(source, relax.Var)}
+        if names & trained:
+            return "trained", "the module computes its gradient; build what convert_qat returns"
+        attrs = dict(site.quantizer.attrs.items())
+        call = partial(pack_weight, transposed=site.transposed, lanes=self.lanes, **attrs)
+        try:
+            draft = call(*site.sources)
+            layout = layout_of_call(draft)
+        except ValueError as error:
+            return "format-not-supported", str(error)
+        return Packing(
+            site.sources, layout, site.name, call, lambda *arrays: evaluate(draft, arrays)
+        )
+
+    def _skip(self, function: str, site: FakeQuantizedSite, reason: tuple[str, str]) -> None:
+        code, message = reason
+        where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
+        emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
+        row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
+        self.report.skipped.append(row)
+
+    def _note(self, function: str, packings: list[tuple[FakeQuantizedSite, Packing]]) -> None:
+        first = {packing: site for site, packing in reversed(packings)}
+        for packing, site in reversed(first.items()):
+            layout, dtype = packing.layout, tvm.DataType(str(site.sources[0].ty.dtype))
+            row = QuantizedWeight(
+                function, site.binding.name, site.name, str(layout.spec),
+                (layout.n, layout.k), layout.n * layout.k * dtype.bits // 8, layout.nbytes,
+            )  # fmt: skip
+            self.report.quantized.append(row)

@@ -1,0 +1,89 @@
+"""Evaluate the transform functions that passes make of weights, in NumPy, one weight at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm.runtime import Tensor
+
+from relax_passes._packed_function import SOURCE_NAMES
+from relax_passes.op import pack_weight
+from relax_passes.op.int4 import layout_of
+from tir_schedules.packing import Parts, pack
+
+from .diagnostics import Diagnostic
+
+_LOG = logging.getLogger(__name__)
+_CPU = 1
+
+Array: TypeAlias = Tensor | np.ndarray
+Packed: TypeAlias = tuple[Tensor, ...]
+Cache: TypeAlias = dict[tuple[Any, str], Packed]
+"""Parts by what they are made of, weights by name, and the attributes of the call."""
+
+
+def evaluate_transform(
+    transform: relax.Function,
+    params: Mapping[str, Array],
+    cache: Cache,
+    found: list[Diagnostic],
+) -> list[Array | None]:
+    """What a transform function returns; `cache` keeps packed weights for the other functions."""
+    sources = [str(name) for name in transform.attrs[SOURCE_NAMES]]
+    names: dict[relax.Var, str] = {}
+    values: dict[relax.Var, Any] = {}
+    for binding in transform.body.blocks[0].bindings:
+        variable, value = binding.var, binding.value
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value == transform.params[0]:
+            names[variable] = sources[value.index]
+            values[variable] = params[names[variable]]
+        elif isinstance(value, relax.TupleGetItem):
+            parts = values[value.tuple_value]
+            values[variable] = parts[value.index] if parts else None
+        elif isinstance(value, relax.Call):
+            key = tuple(names.get(arg, arg) for arg in value.args), str(value.attrs)
+            if key not in cache:
+                arrays = [a.value if isinstance(a, GenericConst) else values[a] for a in value.args]
+                cache[key] = _pack(value, _weight_of(value, names), arrays, found)
+            values[variable] = cache[key]
+        else:
+            return [values[field] for field in value.fields]
+    raise AssertionError("a transform function ends in a tuple")
+
+
+def _weight_of(call: relax.Call, names: Mapping[relax.Expr, str]) -> str:
+    return next(names[arg] for arg in call.args if arg in names)
+
+
+def _pack(call: relax.Call, name: str, arrays: list[Any], found: list[Diagnostic]) -> Packed:
+    _LOG.info("packing %s", name)
+    try:
+        parts = _PACKERS[str(call.op.name)](call, [_as_numpy(array) for array in arrays])
+    except ValueError as error:
+        found.append(Diagnostic.error("weight-not-quantizable", f"`{name}`: {error}"))
+        return ()
+    return tuple(tvm.runtime.tensor(part) for part in parts)
+
+
+def _quantize_weight(call: relax.Call, arrays: list[np.ndarray]) -> Parts:
+    layout, (weight,) = layout_of(call), arrays
+    return pack(weight.T if call.attrs["transposed"] else weight, layout.spec, layout.lanes)
+
+
+_PACKERS = {
+    "relax.sits.quantize_weight": _quantize_weight,
+    "relax.sits.pack_weight": pack_weight.evaluate,
+}
+
+
+def _as_numpy(value: Array) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    on_cpu = value.device.dlpack_device_type() == _CPU
+    return np.from_dlpack(value) if on_cpu else value.numpy()
