@@ -1,0 +1,224 @@
+"""The static walk over an adjoint: where the path of a gradient ends, narrows or changes type.
+
+Every step visits each binding once, so the walk is linear in the number of bindings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import tvm
+from tvm import relax
+
+from relax_passes._adjoint import SUFFIX, Adjoint, primal_name, used_vars
+from sits_tvm.diagnostics import Diagnostic
+
+_DIFFERENTIATE = "run FixQuantizeGradient, or sits_tvm.differentiate(), which runs it for you"
+
+
+def walk_gradients(adjoint: Adjoint) -> list[Diagnostic]:
+    """Everything that is wrong with the paths from the loss to the gradients of `adjoint`."""
+    return [
+        *_integer_parameters(adjoint),
+        *_cut_paths(adjoint),
+        *_narrowed_paths(adjoint),
+        *_wrong_types(adjoint),
+    ]
+
+
+def _integer_parameters(adjoint: Adjoint) -> Iterator[Diagnostic]:
+    for param, _ in adjoint.gradients:
+        if _bits(param) == 0:
+            message = f"`{param.name}` is {param.ty}: only floats have gradients"
+            help_ = "leave it out of require_grads"
+            where = {"function": adjoint.name, "binding": param.name, "help": help_}
+            yield Diagnostic.error("gradient-of-integer", message, **where)
+
+
+def _cut_paths(adjoint: Adjoint) -> Iterator[Diagnostic]:
+    """Gradients that do not depend on the seed, with the place where the path ends."""
+    carried = _depend_on_seed(adjoint)
+    below, used = _first_with_gradient(adjoint, carried)
+    for param, gradient in adjoint.gradients:
+        if _bits(param) == 0 or any(var in carried for var in used_vars(gradient)):
+            continue
+        if param not in used:
+            message = f"the loss does not depend on `{param.name}`, so its gradient is zero"
+            where = {"function": adjoint.name, "binding": param.name}
+            yield Diagnostic.warning("gradient-unused", message, **where)
+        else:
+            yield _cut(adjoint, param, below[param])
+
+
+def _cut(adjoint: Adjoint, param: relax.Var, end: relax.Binding) -> Diagnostic:
+    """The error at the op between `param` and `end` whose gradient rule gives nothing."""
+    reached, found = {param}, None
+    for binding in adjoint.forward_bindings():
+        inputs = [var for var in used_vars(binding.value) if var in reached]
+        if found is None and any(_gives_nothing(binding, var) for var in inputs):
+            found = binding
+        if inputs:
+            reached.add(binding.var)
+        if binding.var.same_as(end.var):
+            break
+    name = (found or end).var.name
+    where = f"at `{name}`" if found is not None else f"between `{param.name}` and `{name}`"
+    message = f"the gradient of `{param.name}` is cut {where}: what arrives is a constant"
+    return _error("gradient-cut", message, adjoint, name, found or end)
+
+
+def _gives_nothing(binding: relax.Binding, var: relax.Var) -> bool:
+    """Whether the gradient rule of an op returns a constant zero for an input."""
+    call = binding.value
+    rule = call.op.get_attr("FPrimalGradient") if isinstance(call, relax.Call) else None
+    if rule is None:
+        return isinstance(call, relax.Call)
+    output = relax.Var("output_gradient", binding.var.ty)
+    try:
+        bb = relax.BlockBuilder()
+        with bb.testing_scope(def_vars=[]):
+            partials = list(rule(binding.var, call, output, bb))
+    except Exception:  # a rule may refuse in any way; then another place is named
+        return False
+    return any(
+        arg.same_as(var) and _is_nothing(partial)
+        for arg, partial in zip(call.args, partials, strict=False)
+    )
+
+
+def _is_nothing(partial: relax.Expr) -> bool:
+    name = getattr(partial.op, "name", "") if isinstance(partial, relax.Call) else ""
+    return name in ("relax.grad.no_grad", "relax.zeros", "relax.zeros_like")
+
+
+def _depend_on_seed(adjoint: Adjoint) -> set[relax.Var]:
+    """The variables that carry a gradient; without a seed, all that depend on a parameter."""
+    start = [adjoint.seed.var] if adjoint.seed is not None else list(adjoint.function.params)
+    carried = set(start)
+    for binding in adjoint.bindings:
+        if any(var in carried for var in used_vars(binding.value)):
+            carried.add(binding.var)
+    return carried
+
+
+def _first_with_gradient(
+    adjoint: Adjoint, carried: set[relax.Var]
+) -> tuple[dict[relax.Var, relax.Binding], set[relax.Var]]:
+    """For a variable the next op towards the loss that has a gradient; and what the loss uses."""
+    with_gradient = {primal_name(var.name) for var in carried}
+    below: dict[relax.Var, relax.Binding] = {}
+    used = set(_loss_vars(adjoint))
+    for binding in reversed(adjoint.forward_bindings()):
+        if binding.var not in used:
+            continue
+        has_gradient = binding.var.name in with_gradient
+        end = binding if has_gradient else below.get(binding.var, binding)
+        for var in used_vars(binding.value):
+            used.add(var)
+            below[var] = end
+    return below, used
+
+
+def _loss_vars(adjoint: Adjoint) -> Iterator[relax.Var]:
+    """The variable that was differentiated; all of the forward function if that is not known."""
+    target = primal_name(adjoint.seed.var.name) if adjoint.seed is not None else None
+    named = [b.var for b in adjoint.forward_bindings() if b.var.name == target]
+    return iter(named or [b.var for b in adjoint.forward_bindings()])
+
+
+def _narrowed_paths(adjoint: Adjoint) -> Iterator[Diagnostic]:
+    """Gradients held in an integer, or in fewer bits than the value they belong to."""
+    carried = _depend_on_seed(adjoint)
+    wanted = _wanted_bits(adjoint)
+    reached = _parameters_reached(adjoint)
+    for binding in adjoint.bindings:
+        var = binding.var
+        if var not in carried or var not in wanted or not isinstance(var.ty, relax.TensorType):
+            continue
+        if _bits(var) < max(wanted[var], 1):
+            code = "gradient-truncated" if _bits(var) == 0 else "gradient-narrowed"
+            verb = "passes through" if _bits(var) == 0 else "is narrowed to"
+            message = f"the gradient of `{reached[var]}` {verb} {var.ty.dtype} at `{var.name}`"
+            yield _error(code, message, adjoint, var.name, binding)
+
+
+def _wanted_bits(adjoint: Adjoint) -> dict[relax.Var, int]:
+    """Bits that each live variable must have: of its own value, else of what reads it."""
+    primal = _unique({*adjoint.function.params, *(b.var for b in adjoint.forward_bindings())})
+    wanted: dict[relax.Var, int] = {}
+    for param, gradient in adjoint.gradients:
+        for var in used_vars(gradient):
+            wanted[var] = max(wanted.get(var, 0), _bits(param))
+    for binding in reversed(adjoint.bindings):
+        if binding.var not in wanted:
+            continue
+        own = primal.get(primal_name(binding.var.name) or "")
+        bits = _bits(own) if own is not None and _bits(own) else wanted[binding.var]
+        wanted[binding.var] = bits
+        for var in used_vars(binding.value):
+            wanted[var] = max(wanted.get(var, 0), bits)
+    return wanted
+
+
+def _parameters_reached(adjoint: Adjoint) -> dict[relax.Var, str]:
+    """For each variable the first parameter whose gradient reads it."""
+    reached: dict[relax.Var, str] = {}
+    for param, gradient in adjoint.gradients:
+        for var in used_vars(gradient):
+            reached.setdefault(var, param.name)
+    for binding in reversed(adjoint.bindings):
+        if binding.var in reached:
+            for var in used_vars(binding.value):
+                reached.setdefault(var, reached[binding.var])
+    return reached
+
+
+def _wrong_types(adjoint: Adjoint) -> Iterator[Diagnostic]:
+    """Gradients whose shape is not that of their value; `Gradient` does not check partials."""
+    primal = _unique({*adjoint.function.params, *(b.var for b in adjoint.forward_bindings())})
+    for binding in adjoint.bindings:
+        own = primal.get(primal_name(binding.var.name) or "")
+        if own is not None and not _same_shape(own.ty, binding.var.ty):
+            message = (
+                f"the gradient of `{own.name}` has type {binding.var.ty} at "
+                f"`{binding.var.name}`, where {own.ty} is wanted"
+            )
+            yield _error("gradient-shape", message, adjoint, binding.var.name, binding)
+    for param, gradient in adjoint.gradients:
+        if not isinstance(gradient, relax.Var) and not _same_shape(param.ty, gradient.ty):
+            message = f"the gradient of `{param.name}` has type {gradient.ty}, not {param.ty}"
+            yield _error("gradient-shape", message, adjoint, param.name, None)
+
+
+def _same_shape(one: tvm.ir.Type, other: tvm.ir.Type) -> bool:
+    if not isinstance(one, relax.TensorType) or not isinstance(other, relax.TensorType):
+        return isinstance(one, tvm.ir.TupleType) == isinstance(other, tvm.ir.TupleType)
+    if not isinstance(one.shape, relax.ShapeExpr) or not isinstance(other.shape, relax.ShapeExpr):
+        return one.ndim == other.ndim
+    a, b = list(one.shape), list(other.shape)
+    prove = tvm.sym.Analyzer().can_prove_equal
+    return len(a) == len(b) and all(x.same_as(y) or prove(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _unique(variables: Iterable[relax.Var]) -> dict[str, relax.Var]:
+    """By name, without the names that several variables have."""
+    found = list(variables)
+    counts = Counter(var.name for var in found)
+    return {var.name: var for var in found if counts[var.name] == 1}
+
+
+def _bits(var: relax.Var) -> int:
+    """Width of a float; 0 for anything else."""
+    if not isinstance(var.ty, relax.TensorType) or "float" not in str(var.ty.dtype):
+        return 0
+    return int(tvm.DataType(str(var.ty.dtype)).bits)
+
+
+def _error(
+    code: str, message: str, adjoint: Adjoint, at: str, binding: relax.Binding | None
+) -> Diagnostic:
+    lines = str(binding or "").splitlines()
+    ir = "\n".join(line for line in lines if line.startswith(f"{at}:"))
+    where = {"function": f"{adjoint.name}{SUFFIX}", "binding": at, "ir": ir}
+    return Diagnostic.error(code, message, help=_DIFFERENTIATE, **where)
