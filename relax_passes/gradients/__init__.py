@@ -1,0 +1,23 @@
+"""Gradients of TVM's ops: importing this registers them, also for `relax.transform.Gradient`.
+
+A rule of ours stands above TVM's where TVM's is missing, wrong (`astype`, `where` with
+broadcasting, `take` of indices of any rank, kinks), or refuses symbolic shapes.
+"""
+
+from . import composites, elementwise, lookups, products, quantize, reductions, shapes, slices
+from .constants import ZERO_GRADIENT
+from .reverse import ReverseMode, vector_jacobian
+
+__all__ = [
+    "ZERO_GRADIENT",
+    "ReverseMode",
+    "composites",
+    "elementwise",
+    "lookups",
+    "products",
+    "quantize",
+    "reductions",
+    "shapes",
+    "slices",
+    "vector_jacobian",
+]

@@ -1,0 +1,43 @@
+"""Ops whose derivative is zero wherever it exists: comparisons, steps, and what makes constants."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax import op as R
+
+from ._rules import gradient
+
+STEPS = frozenset({"floor", "ceil", "trunc", "sign"})
+_COMPARISONS = {
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    *("logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "floor_divide"),
+}
+_CHOICES = {"argmax", "argmin", "argsort", "one_hot", "nonzero", "bucketize"}
+_MAKERS = {
+    *("arange", "eye", "eye_like", "full", "full_like", "ones", "ones_like", "zeros"),
+    *("zeros_like", "hamming_window", "shape_of", "shape_to_tensor", "tensor_to_shape"),
+    "grad.no_grad",
+}
+
+
+def _registered(names: set[str] | frozenset[str]) -> frozenset[str]:
+    known = set(relax_names())
+    return frozenset(f"relax.{name}" for name in names if f"relax.{name}" in known)
+
+
+def relax_names() -> list[str]:
+    from tvm.ir import Op
+
+    return [str(name) for name in Op.list_op_names()]
+
+
+ZERO_GRADIENT = _registered({*STEPS, *_COMPARISONS, *_CHOICES, *_MAKERS})
+"""Full names. A variable that one of these computes has no gradient to give."""
+
+
+@gradient(*(name.removeprefix("relax.") for name in sorted(ZERO_GRADIENT)))
+def _zero(
+    var: relax.Var, call: relax.Call, g: relax.Expr, bb: relax.BlockBuilder
+) -> list[relax.Expr]:
+    return [R.grad.no_grad(arg) for arg in call.args]

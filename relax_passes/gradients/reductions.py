@@ -1,0 +1,97 @@
+"""Gradients of reductions, with symbolic lengths."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax import op as R
+
+from ._rules import axes_of, cast, const, count, dims, gradient, sum_to
+
+Expr, Builder = relax.Expr, relax.BlockBuilder
+
+
+def _restored(bb: Builder, y: Expr, call: relax.Call) -> Expr:
+    """A result or its gradient with the reduced axes put back as ones."""
+    x = call.args[0]
+    if call.attrs.keepdims:
+        return y
+    axes = axes_of(call.attrs.axis, len(dims(x)))
+    return bb.emit(R.expand_dims(y, axes)) if axes else y
+
+
+def _reduced(call: relax.Call) -> list:
+    """The lengths that are reduced."""
+    lengths = dims(call.args[0])
+    return [lengths[a] for a in axes_of(call.attrs.axis, len(lengths))]
+
+
+@gradient("sum")
+def _sum(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    return [R.broadcast_to(_restored(bb, g, call), call.args[0].ty.shape)]
+
+
+@gradient("mean")
+def _mean(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    g = bb.emit(R.divide(g, count(bb, _reduced(call), g)))
+    return [R.broadcast_to(_restored(bb, g, call), call.args[0].ty.shape)]
+
+
+@gradient("variance")
+def _variance(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """dx = g · 2 (x - mean) / n."""
+    g = R.multiply(_restored(bb, g, call), const(2, g))
+    return [R.multiply(bb.emit(g), _deviation(bb, call))]
+
+
+@gradient("std")
+def _std(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """dx = g · (x - mean) / (n std)."""
+    g = bb.emit(R.divide(g, var))
+    return [R.multiply(_restored(bb, g, call), _deviation(bb, call))]
+
+
+def _deviation(bb: Builder, call: relax.Call) -> Expr:
+    """(x - mean) / n."""
+    (x,) = call.args
+    mean = bb.emit(R.mean(x, call.attrs.axis, keepdims=True))
+    return bb.emit(R.divide(bb.emit(R.subtract(x, mean)), count(bb, _reduced(call), x)))
+
+
+@gradient("max", "min")
+def _extremum(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """Elements that tie share the gradient, as with torch.amax."""
+    (x,) = call.args
+    hit = cast(bb, bb.emit(R.equal(x, _restored(bb, var, call))), g.ty.dtype)
+    ties = bb.emit(R.sum(hit, call.attrs.axis, keepdims=True))
+    return [R.multiply(hit, bb.emit(R.divide(_restored(bb, g, call), ties)))]
+
+
+@gradient("broadcast_to")
+def _broadcast_to(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    x, shape = call.args
+    return [sum_to(bb, g, x), R.grad.no_grad(shape)]
+
+
+@gradient("collapse_sum_to")
+def _collapse_sum_to(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    x, shape = call.args
+    return [R.broadcast_to(g, x.ty.shape), R.grad.no_grad(shape)]
+
+
+@gradient("nn.cross_entropy_with_logits")
+def _cross_entropy(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """z = -Σ x y / n, with n the length of axis 0 (1 for vectors)."""
+    x, y = call.args
+    if x.ty.ndim > 1:
+        g = bb.emit(R.divide(g, count(bb, dims(x)[:1], g)))
+    g = bb.emit(R.negative(g))
+    return [R.multiply(g, y), R.multiply(g, x)]
+
+
+@gradient("grad.nll_loss_backward")
+def _nll_loss_backward(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """It is linear in the output gradient, and the loss itself is its transpose."""
+    attrs, (_, _, targets, *weights) = call.attrs, call.args
+    weight = weights[0] if weights else None
+    loss = R.nn.nll_loss(g, targets, weight, attrs.reduction, int(attrs.ignore_index))
+    return [loss, *map(R.grad.no_grad, call.args[1:])]

@@ -1,0 +1,1 @@
+"""Training: gradients, and quantization-aware training."""

@@ -1,0 +1,266 @@
+"""`differentiate`: the adjoint of a function of a module, whatever it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import IRModule, relax
+from tvm.relax import op as R
+
+import relax_passes
+from relax_passes.gradients import ReverseMode
+from relax_passes.gradients.reverse import zeros
+from sits_tvm.diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
+from sits_tvm.report import Report
+
+from ._inlining import fresh_shapes, straight_line
+from ._paths import Paths, cuts, find_paths, is_float, obstacles
+
+SUFFIX = "_adjoint"
+
+
+def differentiate(
+    mod: IRModule,
+    func: str = "main",
+    require_grads: str | relax.Var | Sequence[str | relax.Var] | None = None,
+    *,
+    target_index: int = 0,
+    report: Report | None = None,
+) -> IRModule:
+    """Add ``<func>_adjoint``: the outputs of `func` and the gradients of one of them.
+
+    What `func` calls is inlined, quantization is given its gradient (`FixQuantizeGradient`), and
+    the adjoint is built by the FPrimalGradient of each op between the parameters and the loss. Ops
+    that lie on no such path need none. Shapes may be symbolic.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Not changed.
+    func : str
+        Returns the loss, a float tensor of shape (), alone or in a tuple.
+    require_grads : names or variables of arguments, optional
+        Floats. Default: the float arguments after the first ``num_input``, or without that
+        attribute all float arguments.
+    target_index : int
+        Which field is the loss, where `func` returns a tuple.
+    report : Report, optional
+        Gets the quantization sites.
+
+    Returns
+    -------
+    IRModule
+        `mod` and ``<func>_adjoint(*arguments) -> (outputs, (gradient, …))`` as
+        `relax.transform.Gradient` adds it, gradients in the order of `require_grads`, each with
+        shape and dtype of its parameter. Differentiate a function that calls it for second order.
+
+    Raises
+    ------
+    SitsError
+        With all that is wrong: an argument of `require_grads` that is unknown or no float, a loss
+        that is no float scalar, every op without a gradient on a path (by function and binding),
+        a cast to an integer, a required gradient that some binding cuts off.
+    """
+    _check_function(mod, func)
+    wanted = _wanted(mod[func], func, require_grads)
+    _check_loss(mod[func], func, target_index)
+    flat = _prepared(mod, func, report)
+    flat_func = fresh_shapes(flat[func])
+    block = _single_block(flat_func, func)
+    bindings, target = _target(list(block.bindings), flat_func.body.body, target_index)
+    sources = [flat_func.params[i] for i in wanted]
+    paths = find_paths(func, bindings, sources, target)
+    raise_errors(list(obstacles(paths)))
+    _report_cuts(paths, sources, is_default=require_grads is None)
+    return _with_adjoint(mod, flat_func, paths, sources, target)
+
+
+def _check_function(mod: IRModule, func: str) -> None:
+    names = [
+        gv.name_hint for gv, f in mod.functions.items() if isinstance(f, relax.Function)
+    ]
+    if func not in names:
+        message = f"the module has no Relax function {func!r}; it has {', '.join(names)}"
+        raise SitsError([Diagnostic.error("no-such-function", message)])
+
+
+def _wanted(
+    func: relax.Function, name: str, require_grads: Any
+) -> list[int]:
+    """The positions of the arguments whose gradient is asked for."""
+    if require_grads is None:
+        first = int((func.attrs or {}).get("num_input", 0))
+        return [i for i, p in enumerate(func.params) if i >= first and is_float(p.ty)]
+    is_one = isinstance(require_grads, str | relax.Var)
+    asked = [require_grads] if is_one else list(require_grads)
+    found, faults = [], []
+    for one in asked:
+        positions = [i for i, p in enumerate(func.params) if _is_param(p, one)]
+        fault = _fault(func, positions, one, found)
+        if fault is None:
+            found.append(positions[0])
+        else:
+            faults.append(Diagnostic.error("require-grads", fault[0], function=name, help=fault[1]))
+    raise_errors(faults)
+    return found
+
+
+def _is_param(param: relax.Var, one: str | relax.Var) -> bool:
+    return param.name == one if isinstance(one, str) else param.same_as(one)
+
+
+def _fault(
+    func: relax.Function, positions: list[int], one: Any, found: list[int]
+) -> tuple[str, str] | None:
+    shown = one if isinstance(one, str) else getattr(one, "name", repr(one))
+    if not positions:
+        names = ", ".join(p.name for p in func.params)
+        return f"{shown!r} is no argument of the function", f"its arguments are {names}"
+    ty = func.params[positions[0]].ty
+    if not is_float(ty):
+        return f"{shown!r} is {ty}: only floats have gradients", "leave it out of require_grads"
+    if positions[0] in found:
+        return f"{shown!r} is given twice", "leave one out"
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        return f"{shown!r} is {ty}, of unknown shape", "give it a shape, symbolic or not"
+    return None
+
+
+def _check_loss(func: relax.Function, name: str, target_index: int) -> None:
+    ty, where = func.ret_ty, "the result"
+    if isinstance(ty, relax.TupleType):
+        where = f"field {target_index} of the result"
+        if not 0 <= target_index < len(ty.fields):
+            _refuse_loss(name, f"there is no {where}: it has {len(ty.fields)} fields", "")
+        ty = ty.fields[target_index]
+    elif target_index != 0:
+        _refuse_loss(name, f"target_index={target_index}, but the result is no tuple", "")
+    if not is_float(ty) or ty.ndim != 0:
+        advice = 'return a float scalar, as R.mean(y) or R.sum(y): R.Tensor((), "float32")'
+        _refuse_loss(name, f"the loss must be a float of shape (); {where} is {ty}", advice)
+
+
+def _refuse_loss(name: str, message: str, advice: str) -> None:
+    raise SitsError([Diagnostic.error("loss-not-scalar", message, function=name, help=advice)])
+
+
+def _prepared(mod: IRModule, func: str, report: Report | None) -> IRModule:
+    with collect() as found:
+        flat = straight_line(mod, func)
+        fix = getattr(relax_passes, "FixQuantizeGradient", None)
+        flat = flat if fix is None else fix(report=report)(flat)
+    raise_errors(found)
+    for diagnostic in found:
+        emit(diagnostic)
+    return flat
+
+
+def _single_block(func: relax.Function, name: str) -> relax.DataflowBlock:
+    """The one dataflow block of a function; what lies outside is an error."""
+    blocks = list(func.body.blocks)
+    if len(blocks) == 1 and isinstance(blocks[0], relax.DataflowBlock):
+        return blocks[0]
+    outside = [
+        Diagnostic.error(
+            "gradient-impure",
+            f"`{binding.var.name}` is an impure call or a branch, which cannot be differentiated",
+            function=name,
+            binding=binding.var.name,
+            ir=f"{binding.var.name} = {binding.value}",
+            help="leave prints, assertions and packed calls out; choose with R.where",
+        )
+        for block in blocks
+        if not isinstance(block, relax.DataflowBlock)
+        for binding in block.bindings
+    ]
+    if not outside:
+        message = "the function computes nothing"
+        outside = [Diagnostic.error("gradient-empty", message, function=name)]
+    raise SitsError(outside)
+
+
+def _target(
+    bindings: list[relax.expr.Binding], result: relax.Expr, index: int
+) -> tuple[list[relax.expr.Binding], relax.Var]:
+    """The variable that is the loss; bound by an additional binding if it has no name."""
+    if isinstance(result, relax.Tuple):
+        result = result[index]
+    elif isinstance(result.ty, relax.TupleType):
+        field = relax.TupleGetItem(result, index)
+        loss = relax.DataflowVar("loss", result.ty.fields[index])
+        return [*bindings, relax.VarBinding(loss, field)], loss
+    return bindings, result
+
+
+def _report_cuts(paths: Paths, sources: list[relax.Var], is_default: bool) -> None:
+    """A gradient that is zero: asked for by name an error, by default a warning."""
+    faults = []
+    for param in sources:
+        if param in paths.reached:
+            continue
+        found = cuts(paths, param)
+        if found and not is_default:
+            faults += found
+        else:
+            message = f"the gradient of `{param.name}` is zero: the loss does not depend on it"
+            where = {"function": paths.name, "binding": param.name}
+            cut = ", ".join(f"`{d.binding}`" for d in found)
+            if cut:
+                message = f"the gradient of `{param.name}` is zero: it is cut at {cut}"
+            emit(Diagnostic.warning("gradient-zero", message, **where))
+    raise_errors(faults)
+
+
+def _with_adjoint(
+    mod: IRModule,
+    func: relax.Function,
+    paths: Paths,
+    sources: list[relax.Var],
+    target: relax.Var,
+) -> IRModule:
+    name = paths.name + SUFFIX
+    kept = {gv: f for gv, f in mod.functions.items() if gv.name_hint != name}
+    bb = relax.BlockBuilder(IRModule(kept, attrs=mod.attrs))
+    attrs = {k: v for k, v in (func.attrs or {}).items() if k != "global_symbol"}
+    faults: list[Diagnostic] = []
+    with bb.function(name, list(func.params), attrs):
+        with bb.dataflow():
+            for binding in paths.bindings:
+                bb.emit_normalized(binding)
+            walk = _walk_back(bb, paths, target, faults)
+            gradients = [_output(bb, walk, param) for param in sources]
+        bb.emit_func_output(relax.Tuple([func.body.body, relax.Tuple(gradients)]))
+    raise_errors(faults)
+    result = bb.get()
+    result[name] = relax.analysis.remove_all_unused(result[name])
+    return result
+
+
+def _walk_back(
+    bb: relax.BlockBuilder, paths: Paths, target: relax.Var, faults: list[Diagnostic]
+) -> ReverseMode:
+    walk = ReverseMode(bb, lambda var: var in paths.reached, SUFFIX)
+    walk.add(target, R.ones(relax.ShapeExpr([]), str(target.ty.dtype)))
+    for binding in reversed(paths.bindings):
+        try:
+            walk.step(binding.var, binding.value)
+        except Exception as error:  # a rule may refuse in any way; the binding must be named
+            faults.append(_rule_failed(paths.name, binding, error))
+    return walk
+
+
+def _rule_failed(
+    function: str, binding: relax.expr.Binding, error: Exception
+) -> Diagnostic:
+    shown = f"{binding.var.name}: {binding.var.ty} = {binding.value}"
+    op = binding.value.op.name.removeprefix("relax.")
+    message = f"the gradient of R.{op} refuses: {error}"
+    where = {"function": function, "binding": binding.var.name, "ir": shown}
+    return Diagnostic.error("gradient-refused", message, **where)
+
+
+def _output(bb: relax.BlockBuilder, walk: ReverseMode, param: relax.Var) -> relax.Var:
+    adjoint = walk.adjoint(param)
+    adjoint = zeros(param.ty) if adjoint is None else adjoint
+    return bb.emit_output(adjoint, f"{param.name}{SUFFIX}_out")
