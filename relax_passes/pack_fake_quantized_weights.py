@@ -147,8 +147,10 @@ class PackFakeQuantizedWeights:
         self.report.skipped.append(row)
 
     def _note(self, function: str, packings: list[tuple[FakeQuantizedSite, Packing]]) -> None:
-        first = {packing: site for site, packing in reversed(packings)}
-        for packing, site in reversed(first.items()):
+        first: dict[Packing, FakeQuantizedSite] = {}
+        for site, packing in packings:
+            first.setdefault(packing, site)
+        for packing, site in first.items():
             layout, dtype = packing.layout, tvm.DataType(str(site.sources[0].ty.dtype))
             row = QuantizedWeight(
                 function, site.binding.name, site.name, str(layout.spec),

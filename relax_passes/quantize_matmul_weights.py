@@ -6,30 +6,21 @@ the product, batched weights, bfloat16, what `Config.skip` names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 
 import numpy as np
 import tvm
-from tvm import relax
-from tvm.ir import GlobalVar, IRModule
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
 from sits_tvm.config import Config
-from sits_tvm.diagnostics import Diagnostic, emit
-from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
+from sits_tvm.report import Report
 from tir_schedules.packing import PackedLayout, Parts, pack
 
 from ._packed_function import Packing
-from ._packed_module import (
-    FUNCTION_IS_CALLED,
-    called_functions,
-    pack_function,
-    reads_packed_weights,
-)
-from ._weight_sites import WeightSite, find_weight_sites
+from ._packed_module import pack_function
+from ._weight_choice import WeightChoice, read_both_ways
+from ._weight_sites import WeightSite
 from .op.int4 import layout_attrs, quantize_weight
 
 
@@ -110,11 +101,10 @@ class QuantizeMatmulWeights:
         self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        out, chosen = mod.clone(), self._chosen(mod)
-        both_ways = _read_both_ways(chosen)
+        choice = WeightChoice(self.config, self.report, lanes=self.lanes)
+        out, chosen = mod.clone(), choice.choose(mod)
+        both_ways = read_both_ways(chosen)
         for gvar, sites in chosen.items():
-            name = gvar.name_hint
-            self._note(name, sites)
             made = {site.packing: self._packing(site, both_ways) for site in sites}
             pack_function(out, gvar, [(site, made[site.packing]) for site in sites])
         return out
@@ -134,79 +124,3 @@ class QuantizeMatmulWeights:
 
         prefix = f"{site.name}.transposed" if turned else site.name
         return Packing((site.source,), layout, prefix, call, evaluate)
-
-    def _chosen(self, mod: IRModule) -> dict[GlobalVar, list[WeightSite]]:
-        """What to quantize in each function; an error where there is nothing."""
-        skipped: list[str] = []
-        called = called_functions(mod)
-        chosen: dict[GlobalVar, list[WeightSite]] = {}
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                name, sites = gvar.name_hint, find_weight_sites(func)
-                if name in called:
-                    sites = (
-                        replace(site, reason=site.reason or FUNCTION_IS_CALLED) for site in sites
-                    )
-                wanted = [site for site in sites if not self._skips(name, site, skipped)]
-                chosen |= {gvar: wanted} if wanted else {}
-        if not chosen and not reads_packed_weights(mod):
-            emit(_nothing_to_quantize(skipped))
-        return chosen
-
-    def _skips(self, function: str, site: WeightSite, skipped: list[str]) -> bool:
-        reason = site.reason or self._unwanted(site)
-        if reason is None:
-            return False
-        code, message = reason
-        where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
-        emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
-        row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
-        self.report.skipped.append(row)
-        skipped.append(f"{function}, {site.binding.name}, {site.name}: {row.reason}")
-        return True
-
-    def _unwanted(self, site: WeightSite) -> tuple[str, str] | None:
-        for glob in self.config.skip:
-            if fnmatchcase(site.name, glob):
-                return "skipped", f"Config.skip has {glob!r}"
-        if site.kind == "embedding" and not self.config.quantize_embedding:
-            return "embedding", "set Config.quantize_embedding to store embedding tables in INT4"
-        if site.kind == "head" and not self.config.quantize_head:
-            return "head", "set Config.quantize_head to quantize the projection onto the vocabulary"
-        if PackedLayout(*site.shape, self.spec, self.lanes).nbytes >= _float_bytes(site):
-            return "no-gain", f"packed, its {site.shape} values would take no fewer bytes"
-        return None
-
-    def _note(self, function: str, sites: list[WeightSite]) -> None:
-        seen: set[tuple[relax.Expr, bool]] = set()
-        for site in sites:
-            if site.packing in seen:
-                continue
-            seen.add(site.packing)
-            n, k = site.shape
-            layout = PackedLayout(n, k, self.spec, self.lanes)
-            row = QuantizedWeight(
-                function, site.binding.name, site.name, str(self.spec), (n, k),
-                _float_bytes(site), layout.nbytes,
-            )  # fmt: skip
-            self.report.quantized.append(row)
-
-
-def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
-    found = "\n  ".join(["it found", *skipped]) if skipped else "it found no matrix product"
-    return Diagnostic.error(
-        "nothing-to-quantize",
-        f"Config.quant is set, but no weight can be quantized; {found}",
-        help="see each reason, or leave Config.quant out",
-    )
-
-
-def _read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:
-    """Names of weights that are read as W[n, k] and as W[k, n]: they are packed twice."""
-    ways = {(site.name, site.transposed) for sites in chosen.values() for site in sites}
-    return {name for name, transposed in ways if (name, not transposed) in ways}
-
-
-def _float_bytes(site: WeightSite) -> int:
-    n, k = site.shape
-    return n * k * tvm.DataType(str(site.source.ty.dtype)).bits // 8
