@@ -8,11 +8,13 @@ import sits_tvm  # noqa: F401, first: it imports the modules of this package one
 from .alignment import AcceptUnalignedTensors
 from .apply import ApplySchedules
 from .contraction import LANES
+from .fake_quantize_gradient import FakeQuantizeGradient
 from .fallback import CpuFallback
 from .matmul import Matmul
 
 RULES = (
     Matmul(),
+    FakeQuantizeGradient(),
     CpuFallback(),
     dlight.gpu.Matmul(),
     dlight.gpu.GEMV(),

@@ -7,7 +7,7 @@ and selects instead of min and max, which lose NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,20 @@ class AffineFormat:
     narrow_range: bool = False
     clip_mask: str = "rounded"
     scale_dtype: str | None = None
+
+    @classmethod
+    def from_attributes(cls, attributes: Mapping[str, Any]) -> AffineFormat:
+        """From what TVM makes of the fields, as attributes of a call or of a PrimFunc."""
+        group_size, scale_dtype = attributes["group_size"], attributes["scale_dtype"]
+        return cls(
+            bits=int(attributes["bits"]),
+            axis=int(attributes["axis"]),
+            group_size=None if group_size is None else int(group_size),
+            signed=bool(attributes["signed"]),
+            narrow_range=bool(attributes["narrow_range"]),
+            clip_mask=str(attributes["clip_mask"]),
+            scale_dtype=None if scale_dtype is None else str(scale_dtype),
+        )
 
     @property
     def lo(self) -> int:
@@ -100,14 +114,17 @@ class Element:
         cls,
         form: AffineFormat,
         x: Expr,
-        scale: te.Tensor,
-        zero_point: te.Tensor | None,
-        at: Sequence[Expr],
+        scale: te.Tensor | tirx.Buffer,
+        zero_point: te.Tensor | tirx.Buffer | None,
+        index: Sequence[Expr],
     ) -> Element:
-        """The element with value `x` at indices `at`."""
-        index = form.param_index(at, len(scale.shape))
-        z = _float32(0) if zero_point is None else rounded_zero_point(form, zero_point(*index))
-        return cls(form, x.astype("float32"), stored_scale(form, scale(*index)), z)
+        """The element with value `x`, whose scale and zero point are at `index`."""
+        z = (
+            _float32(0)
+            if zero_point is None
+            else rounded_zero_point(form, zero_point[tuple(index)])
+        )
+        return cls(form, x.astype("float32"), stored_scale(form, scale[tuple(index)]), z)
 
     @property
     def ratio(self) -> Expr:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import te, tirx
 
 from .affine import AffineFormat, Element, stored_scale
 
-Expr = Any
+# Attribute of the PrimFunc of `fake_quantize_grad`: the fields of its AffineFormat.
+FORMAT_ATTR = "sits.affine_format"
+Expr: TypeAlias = Any
+Index: TypeAlias = Sequence[Expr]
 
 
 def fake_quantize(
@@ -18,7 +21,9 @@ def fake_quantize(
     """(q - z') * s of x, in the dtype of x."""
 
     def value(*at: tirx.Var) -> Expr:
-        return Element.of(form, x(*at), scale, zero_point, at).value.astype(x.dtype)
+        return Element.of(
+            form, x(*at), scale, zero_point, form.param_index(at, len(scale.shape))
+        ).value.astype(x.dtype)
 
     return te.compute(x.shape, value, name="fake_quantize")
 
@@ -29,7 +34,9 @@ def quantize(
     """The codes q of x, in int8 or uint8."""
 
     def code(*at: tirx.Var) -> Expr:
-        return Element.of(form, x(*at), scale, zero_point, at).stored_code
+        return Element.of(
+            form, x(*at), scale, zero_point, form.param_index(at, len(scale.shape))
+        ).stored_code
 
     return te.compute(x.shape, code, name="quantize")
 
@@ -44,7 +51,7 @@ def dequantize(
     """(q - z') * s of integer codes q, subtracted in float32."""
 
     def value(*at: tirx.Var) -> Expr:
-        code = Element.of(form, q(*at), scale, zero_point, at)
+        code = Element.of(form, q(*at), scale, zero_point, form.param_index(at, len(scale.shape)))
         return ((code.x - code.zero_point) * code.scale).astype(out_dtype)
 
     return te.compute(q.shape, value, name="dequantize")
@@ -60,7 +67,9 @@ def range_mask(
     """Bool: where x is "inside" the range, or "clipped"; a NaN is neither."""
 
     def mask(*at: tirx.Var) -> Expr:
-        element = Element.of(form, x(*at), scale, zero_point, at)
+        element = Element.of(
+            form, x(*at), scale, zero_point, form.param_index(at, len(scale.shape))
+        )
         return element.inside if part == "inside" else element.clipped
 
     return te.compute(x.shape, mask, name="range_mask")
@@ -78,7 +87,7 @@ def expand_scale(form: AffineFormat, scale: te.Tensor, x: te.Tensor) -> te.Tenso
 def sum_groups(form: AffineFormat, x: te.Tensor, scale: te.Tensor) -> te.Tensor:
     """The sum of the elements of x that share a scale, in the shape of the scale, float32."""
 
-    def term(at: Sequence[Expr]) -> Expr:
+    def term(at: Index, _: Index) -> Expr:
         return x(*at).astype("float64")
 
     return _sum_per_param(form, x.shape, scale.shape, "float32", term, "sum_groups")
@@ -95,7 +104,7 @@ def fake_quantize_tangent(
     zero = tirx.const(0, "float32")
 
     def change(*at: tirx.Var) -> Expr:
-        e = Element.of(form, x(*at), scale, zero_point, at)
+        e = Element.of(form, x(*at), scale, zero_point, form.param_index(at, len(scale.shape)))
         index = form.param_index(at, len(scale.shape))
         dx, ds, *dz = (t(*(index if i else at)).astype("float32") for i, t in enumerate(tangents))
         total = tirx.Select(e.inside, dx, zero)
@@ -125,26 +134,22 @@ def fake_quantize_grad(
 
     A NaN element counts nothing.
     """
-    zero = tirx.const(0, "float64")
 
-    def element(at: Sequence[Expr]) -> Element:
-        return Element.of(form, x(*at), scale, zero_point, at)
+    def element(at: Index, index: Index) -> Element:
+        return Element.of(form, x(*at), scale, zero_point, index)
 
     def gradient(*at: tirx.Var) -> Expr:
-        return tirx.Select(element(at).inside, gy(*at), tirx.const(0, gy.dtype)).astype(x.dtype)
+        index = form.param_index(at, len(scale.shape))
+        return x_partial(gy(*at), element(at, index)).astype(x.dtype)
 
-    def scale_term(at: Sequence[Expr]) -> Expr:
-        e = element(at)
-        return tirx.Select(e.is_nan, zero, gy(*at).astype("float64") * e.scale_partial)
-
-    def zero_point_term(at: Sequence[Expr]) -> Expr:
-        return tirx.Select(element(at).clipped, -gy(*at).astype("float64"), zero)
-
-    def step(at: Sequence[Expr]) -> Expr:
+    def step(at: Index) -> Expr:
         return stored_scale(form, scale(*at)).astype("float64")
 
     def to_param(param: te.Tensor, term: Callable, name: str, finish: Callable) -> te.Tensor:
-        return _sum_per_param(form, x.shape, scale.shape, param.dtype, term, name, finish)
+        def at_element(at: Index, index: Index) -> Expr:
+            return term(gy(*at), element(at, index))
+
+        return _sum_per_param(form, x.shape, scale.shape, param.dtype, at_element, name, finish)
 
     dx = te.compute(x.shape, gradient, name="dx")
     ds = to_param(scale, scale_term, "ds", lambda total, at: total / step(at))
@@ -154,6 +159,22 @@ def fake_quantize_grad(
     return [dx, ds, dz]
 
 
+def x_partial(gy: Expr, element: Element) -> Expr:
+    """gy dy/dx."""
+    return tirx.Select(element.inside, gy, tirx.const(0, gy.ty.dtype))
+
+
+def scale_term(gy: Expr, element: Element) -> Expr:
+    """gy dy/ds times s, in float64."""
+    zero = tirx.const(0, "float64")
+    return tirx.Select(element.is_nan, zero, gy.astype("float64") * element.scale_partial)
+
+
+def zero_point_term(gy: Expr, element: Element) -> Expr:
+    """gy dy/dz divided by s, in float64."""
+    return tirx.Select(element.clipped, -gy.astype("float64"), tirx.const(0, "float64"))
+
+
 def is_float(dtype: object) -> bool:
     """float16, bfloat16 or float32, as opposed to an integer."""
     return "float" in str(dtype)
@@ -161,30 +182,32 @@ def is_float(dtype: object) -> bool:
 
 def _sum_per_param(
     form: AffineFormat,
-    shape: Sequence[Expr],
-    param_shape: Sequence[Expr],
+    shape: Index,
+    param_shape: Index,
     dtype: str,
-    term: Callable[[Sequence[Expr]], Expr],
+    term: Callable[[Index, Index], Expr],
     name: str,
-    finish: Callable[[Expr, Sequence[Expr]], Expr] = lambda total, at: total,
+    finish: Callable[[Expr, Index], Expr] = lambda total, param: total,
 ) -> te.Tensor:
-    """finish(sum of term(at), …) over the elements at `at` that share a scale, in float64."""
+    """finish(sum of term(at, param), param) over the elements that share a scale, in float64."""
     axes, element = _members(form, shape, len(param_shape))
 
     def total(*param: tirx.Var) -> Expr:
         at, exists = element(param)
-        value = term(at)
+        value = term(at, param)
         if exists:
             value = tirx.if_then_else(tirx.all(*exists), value, tirx.const(0, "float64"))
         return te.sum(value, axis=axes) if axes else value
 
     sums = te.compute(param_shape, total, name=f"{name}_sum")
-    return te.compute(param_shape, lambda *at: finish(sums(*at), at).astype(dtype), name=name)
+    return te.compute(
+        param_shape, lambda *param: finish(sums(*param), param).astype(dtype), name=name
+    )
 
 
 def _members(
-    form: AffineFormat, shape: Sequence[Expr], param_rank: int
-) -> tuple[list[tirx.IterVar], Callable[[Sequence[Expr]], tuple[list[Expr], list[Expr]]]]:
+    form: AffineFormat, shape: Index, param_rank: int
+) -> tuple[list[tirx.IterVar], Callable[[Index], tuple[list[Expr], list[Expr]]]]:
     """Axes to reduce over, and a function from the indices of a scale to those of an element of
     its group and conditions that there is one: the last group may be shorter, a tensor empty."""
     if form.group_size is None:
@@ -195,7 +218,7 @@ def _members(
         size = {group: shape[group] if form.group_size == -1 else form.group_size}
     axes = {i: te.reduce_axis((0, _at_least_one(n)), f"r{i}") for i, n in size.items()}
 
-    def element(param: Sequence[Expr]) -> tuple[list[Expr], Expr]:
+    def element(param: Index) -> tuple[list[Expr], list[Expr]]:
         if form.group_size is None:
             at = [axes[i].var if i in axes else param[0] for i in range(len(shape))]
         else:

@@ -33,17 +33,7 @@ def affine_attributes(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def format_of(call: relax.Call) -> AffineFormat:
     """How a call of one of these ops quantizes."""
-    attrs = call.attrs
-    group_size, scale_dtype = attrs["group_size"], attrs["scale_dtype"]
-    return AffineFormat(
-        bits=int(attrs["bits"]),
-        axis=int(attrs["axis"]),
-        group_size=None if group_size is None else int(group_size),
-        signed=bool(attrs["signed"]),
-        narrow_range=bool(attrs["narrow_range"]),
-        clip_mask=str(attrs["clip_mask"]),
-        scale_dtype=None if scale_dtype is None else str(scale_dtype),
-    )
+    return AffineFormat.from_attributes(call.attrs)
 
 
 def attributes_of(call: relax.Call) -> dict[str, Any]:

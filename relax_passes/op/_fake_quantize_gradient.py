@@ -160,7 +160,14 @@ def _legalize_tangent(bb: Builder, call: relax.Call) -> relax.Expr:
 
 def _legalize_grad(bb: Builder, call: relax.Call) -> relax.Expr:
     kernel = partial(kernels.fake_quantize_grad, format_of(call))
-    return call_kernel(bb, call, kernel, *call.args, op_pattern=_OPAQUE)
+    return call_kernel(
+        bb,
+        call,
+        kernel,
+        *call.args,
+        op_pattern=_OPAQUE,
+        **{kernels.FORMAT_ATTR: attributes_of(call)},
+    )
 
 
 register_op(
