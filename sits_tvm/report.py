@@ -46,6 +46,41 @@ class AttentionSite:
 
 
 @dataclass(frozen=True)
+class QuantizeSite:
+    """Quantization in the graph: whether it has its gradient (`fixed`), or why not.
+
+    `form` lists the ops it is spelled with, in order, and the granularity.
+    """
+
+    function: str
+    binding: str
+    form: str
+    fixed: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class GradientSummary:
+    """Gradients of one operator type against their float64 reference, or values of one.
+
+    `pass_rate` and `cosine` (the smallest) are None where nothing was informative: gradients that
+    are zero, or below the noise of their dtype. `relative_l2`, `max_difference` and `clipped` (the
+    share of elements outside the range of the codes) are the largest.
+    """
+
+    function: str
+    operator: str
+    count: int
+    not_informative: int
+    pass_rate: float | None
+    relative_l2: float
+    cosine: float | None
+    max_difference: float
+    zero_mismatches: int
+    clipped: float
+
+
+@dataclass(frozen=True)
 class PassRun:
     """A pass of the pipeline, with wall seconds."""
 
@@ -84,6 +119,8 @@ class Report:
     quantized: list[QuantizedWeight] = field(default_factory=list)
     skipped: list[SkippedWeight] = field(default_factory=list)
     attention: list[AttentionSite] = field(default_factory=list)
+    quantize_sites: list[QuantizeSite] = field(default_factory=list)
+    gradients: list[GradientSummary] = field(default_factory=list)
     passes: list[PassRun] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -100,7 +137,9 @@ class Report:
         values = json.loads(text)
         report = cls(target=values["target"])
         for name, row in _ROWS.items():
-            rows = [row(**{k: _tuples(v) for k, v in entry.items()}) for entry in values[name]]
+            rows = [
+                row(**{k: _tuples(v) for k, v in entry.items()}) for entry in values.get(name, [])
+            ]
             setattr(report, name, rows)
         return report
 
@@ -170,6 +209,18 @@ class Report:
                     for a in self.attention
                 ],
             )
+        if self.quantize_sites:
+            yield (
+                f"quantization: {sum(s.fixed for s in self.quantize_sites)} of "
+                f"{len(self.quantize_sites)} with its gradient",
+                ["function", "binding", "form", "fixed", "reason"],
+                [
+                    [s.function, s.binding, s.form, "yes" if s.fixed else "no", s.reason]
+                    for s in self.quantize_sites
+                ],
+            )
+        if self.gradients:
+            yield "gradients against their float64 reference", *gradient_table(self.gradients)
         if self.kernels:
             rows = [_kernel_row(kernel) for kernel in self.kernels]
             used = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
@@ -190,6 +241,8 @@ _ROWS: dict[str, type] = {
     "quantized": QuantizedWeight,
     "skipped": SkippedWeight,
     "attention": AttentionSite,
+    "quantize_sites": QuantizeSite,
+    "gradients": GradientSummary,
     "passes": PassRun,
     "kernels": Kernel,
     "diagnostics": Diagnostic,
@@ -206,6 +259,30 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def gradient_table(rows: Sequence[GradientSummary]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells."""
+    formats = {
+        "function": "{}",
+        "operator": "{}",
+        "count": "{}",
+        "not_informative": "{}",
+        "pass_rate": "{:.1%}",
+        "relative_l2": "{:.1e}",
+        "cosine": "{:.8f}",
+        "max_difference": "{:.1e}",
+        "zero_mismatches": "{}",
+        "clipped": "{:.1%}",
+    }
+    cells = [
+        [
+            "" if (v := getattr(row, name)) is None else form.format(v)
+            for name, form in formats.items()
+        ]
+        for row in rows
+    ]
+    return [name.replace("_", " ") for name in formats], cells
 
 
 def _kernel_row(kernel: Kernel) -> list[str]:

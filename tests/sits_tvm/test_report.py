@@ -6,6 +6,7 @@ from sits_tvm.report import (
     Kernel,
     PassRun,
     QuantizedWeight,
+    QuantizeSite,
     Report,
     SkippedWeight,
     render_table,
@@ -18,6 +19,7 @@ def full_report() -> Report:
         quantized=[QuantizedWeight("main", "lv1", "q.weight", "int4 g32", (64, 32), 8192, 1184)],
         skipped=[SkippedWeight("main", "lv2", "<lm_head>", "head: set Config.quantize_head")],
         attention=[AttentionSite("main", "lv3", True, "", {"scale": 0.5})],
+        quantize_sites=[QuantizeSite("main", "lv4", "divide, round", False, "range: not clipped")],
         passes=[PassRun("LegalizeOps", True, 0.25)],
         kernels=[Kernel("k", "Matmul", "default", ("8", "m"), ("128",), 32, 0, 0, 0, {"FFMA": 4})],
         diagnostics=[Diagnostic.warning("odd", "something odd")],
@@ -36,6 +38,7 @@ def test_text_shows_every_row():
         "1,184",
         "<lm_head>",
         "scale=0.5",
+        "range: not clipped",
         "LegalizeOps",
         "8xm",
         "FFMA=4",
@@ -60,7 +63,7 @@ def test_table_pads_columns():
 
 def test_repr_is_short():
     assert repr(Report()) == "<Report: empty>"
-    assert repr(full_report()).startswith("<Report: 1 quantized, 1 skipped, 1 attention, 1 passes")
+    assert repr(full_report()).startswith("<Report: 1 quantized, 1 skipped, 1 attention, 1 quantize_sites")
 
 
 def test_columns_without_a_value_are_left_out():

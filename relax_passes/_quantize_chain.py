@@ -1,0 +1,249 @@
+"""Read a chain of ops as quantization: from the multiplication by the scale back to the division.
+
+Each op on the way becomes an `Event`; `_quantize_range` then runs them forwards and says which
+codes come out, or why the chain is another function than affine quantization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from relax_passes._quantize_values import Values, is_tensor
+
+_CLIPS = ("clip", "minimum", "maximum")
+_OTHER_ROUNDING = {"floor": "down", "ceil": "up", "trunc": "towards zero"}
+_CAST_HELP = "cast x to float32 before, and the result after"
+_ROUND_HELP = "write R.round, which rounds ties to even"
+
+
+class Refused(Exception):
+    """A chain that is nearly affine quantization, and the condition that fails.
+
+    Parameters
+    ----------
+    code : str
+        Kebab-case name of the kind.
+    message, help : str
+        What was found; what to write instead.
+    """
+
+    def __init__(self, code: str, message: str, help: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.help = code, message, help
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A scale or zero point.
+
+    With `axis` it is a vector along that axis of x, or one number; otherwise it broadcasts to x, in
+    `shape` if that is given.
+    """
+
+    expr: relax.Expr
+    axis: int | None = None
+    shape: list[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step between the division and the multiplication.
+
+    `kind` is round, clip (with `lo`, `hi`), cast (with `dtype`), or add or subtract (with `zero`
+    and the `dtype` that it is computed in).
+    """
+
+    kind: str
+    dtype: str = ""
+    lo: float = -np.inf
+    hi: float = np.inf
+    zero: Parameter | None = None
+
+
+@dataclass
+class Chain:
+    """x / divisor, `events` and `words` (names of the ops) in reverse, times multiplier."""
+
+    multiplier: Parameter
+    x: relax.Expr | None = None
+    divisor: Parameter | None = None
+    events: list[Event] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def form(self) -> str:
+        return ", ".join(reversed(self.words))
+
+    @property
+    def cuts_gradient(self) -> bool:
+        """Whether a cast to an integer lies on the way: TVM's gradient of it is an integer."""
+        return any(event.kind == "cast" and is_integer(event.dtype) for event in self.events)
+
+    def note(self, word: str, *events: Event) -> None:
+        self.words.append(word)
+        self.events += events
+
+
+def chain_ends(values: Values, expr: relax.Expr) -> Iterator[tuple[relax.Expr, Chain]]:
+    """(codes, an empty chain) for each way to see `expr` as codes times a scale."""
+    name, call = values.call(expr)
+    if call is None or not is_tensor(call):
+        return
+    if name == "multiply":
+        for codes, scale in (call.args, reversed(call.args)):
+            if rounds(values, codes):
+                yield codes, Chain(Parameter(scale), words=[name])
+    elif name == "divide" and rounds(values, call.args[0]):
+        inverse = values.constant(call.args[1])
+        if inverse is not None and is_power_of_two(inverse):
+            yield call.args[0], Chain(Parameter(relax.const(1 / inverse)), words=[name])
+    elif name == "dequantize" and rounds(values, call.args[0]):
+        codes, scale, zero = call.args
+        axis = int(call.attrs.axis)
+        subtract = Event("subtract", "int32", zero=Parameter(zero, axis))
+        yield codes, Chain(Parameter(scale, axis), words=[name], events=[subtract])
+
+
+def read_chain(values: Values, codes: relax.Expr, chain: Chain) -> None:
+    """Fill `chain` from `codes` down to x. Raises Refused at the first op that does not fit."""
+    name, call = values.call(codes)
+    while name in ("astype", "add", "subtract", *_CLIPS):
+        codes = _read_step(values, name, call, chain)
+        name, call = values.call(codes)
+    if name == "quantize":
+        _read_quantize(call, chain)
+        return
+    if name != "round":
+        raise _other_rounding(values, name, call)
+    chain.note("round", Event("round"))
+    _read_ratio(values, call.args[0], chain)
+
+
+def _read_step(values: Values, name: str, call: relax.Call, chain: Chain) -> relax.Expr:
+    dtype, source = str(call.ty.dtype), call.args[0]
+    if name == "astype":
+        chain.note("cast", Event("cast", dtype))
+        if is_integer(dtype) and not rounds(values, source):
+            message = f"R.astype(…, {dtype!r}) rounds towards zero"
+            raise Refused("other-rounding", message, "write R.astype(R.round(x / scale), …)")
+    elif name in _CLIPS:
+        source, lo, hi = _clip(values, name, call)
+        chain.note(name, Event("clip", lo=lo, hi=hi))
+    else:
+        source, zero = call.args
+        if name == "add" and not rounds(values, source):
+            source, zero = zero, source
+        chain.note(name, Event(name, dtype, zero=Parameter(zero)))
+    return source
+
+
+def _clip(values: Values, name: str, call: relax.Call) -> tuple[relax.Expr, float, float]:
+    """What is clipped, and the bounds."""
+    if name == "clip":
+        source, low, high = call.args
+        lo, hi = values.number(low), values.number(high)
+    else:
+        source, bound = call.args
+        if values.number(source) is not None:
+            source, bound = bound, source
+        number = values.number(bound)
+        lo, hi = (number, np.inf) if name == "maximum" else (-np.inf, number)
+    if lo is None or hi is None:
+        raise Refused("range-not-constant", f"a bound of R.{name} is not one constant number")
+    return source, lo, hi
+
+
+def _read_quantize(call: relax.Call, chain: Chain) -> None:
+    """`R.quantize`: divides, rounds, adds the zero point, and saturates to its dtype."""
+    dtype = str(call.ty.dtype)
+    if not is_integer(dtype):
+        raise Refused("not-integer", f"R.quantize to {dtype} does not round to integers")
+    (x, scale, zero), axis, info = call.args, int(call.attrs.axis), np.iinfo(dtype)
+    saturate = Event("clip", lo=info.min, hi=info.max)
+    add = Event("add", "float32", zero=Parameter(zero, axis))
+    chain.note("quantize", saturate, add, Event("round"))
+    chain.x, chain.divisor = x, Parameter(scale, axis)
+
+
+def _other_rounding(values: Values, name: str, call: Any) -> Refused:
+    if name not in _OTHER_ROUNDING:
+        return Refused("no-rounding", "no rounding")
+    inner, half = values.call(call.args[0])
+    if name == "floor" and inner == "add" and any(values.number(a) == 0.5 for a in half.args):
+        message = "R.floor(x / scale + 0.5) rounds ties up, and other values up by its own addition"
+        return Refused("other-rounding", message, _ROUND_HELP)
+    return Refused("other-rounding", f"R.{name} rounds {_OTHER_ROUNDING[name]}", _ROUND_HELP)
+
+
+def _read_ratio(values: Values, ratio: relax.Expr, chain: Chain) -> None:
+    """What is rounded: x / scale, perhaps clipped first."""
+    name, call = values.call(ratio)
+    while name in _CLIPS:
+        ratio, lo, hi = _clip(values, name, call)
+        chain.note(name, Event("clip", lo=lo, hi=hi))
+        name, call = values.call(ratio)
+    if name in ("add", "subtract"):
+        raise Refused(
+            "zero-point-before-rounding",
+            "the sum x / scale + zero_point is rounded, which differs from rounding first at ties "
+            "with an odd zero point, and where the sum itself is inexact",
+            "write R.round(x / scale) + zero_point",
+        )
+    if name == "divide":
+        chain.words.append(name)
+        chain.x, chain.divisor = call.args[0], Parameter(call.args[1])
+    elif name == "multiply":
+        _read_reciprocal(values, call, chain)
+    else:
+        raise Refused("no-division", "what is rounded is not divided by the scale")
+
+
+def _read_reciprocal(values: Values, call: relax.Call, chain: Chain) -> None:
+    """x * (1 / scale), which is x / scale where the scale is a power of two."""
+    for x, factor in (call.args, reversed(call.args)):
+        name, inverse = values.call(factor)
+        divides = name == "divide" and values.number(inverse.args[0]) == 1
+        array = values.constant(inverse.args[1] if divides else factor)
+        if array is None and not divides:
+            continue
+        if array is None or not is_power_of_two(array):
+            known = "not a constant" if array is None else "no power of two"
+            message = f"x * (1 / scale) rounds unlike x / scale: the scale is {known}"
+            raise Refused("reciprocal", message, "write x / scale")
+        chain.words.append("multiply by the reciprocal")
+        scale = inverse.args[1] if divides else relax.const(1 / array)
+        chain.x, chain.divisor = x, Parameter(scale)
+        return
+    raise Refused("no-division", "what is rounded is not divided by the scale")
+
+
+def rounds(values: Values, expr: relax.Expr, depth: int = 12) -> bool:
+    """Whether `expr` is a rounding, cast, clipped and shifted."""
+    name, call = values.call(expr)
+    if call is None or depth == 0 or not is_tensor(call):
+        return False
+    if name in ("round", "quantize", *_OTHER_ROUNDING):
+        return True
+    if name == "astype":
+        source = call.args[0]
+        truncates = "float" in str(source.ty.dtype) and is_integer(str(call.ty.dtype))
+        return truncates or rounds(values, source, depth - 1)
+    if name in ("add", "subtract", "minimum", "maximum"):
+        return any(rounds(values, arg, depth - 1) for arg in call.args)
+    return name == "clip" and rounds(values, call.args[0], depth - 1)
+
+
+def is_integer(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint"))
+
+
+def is_power_of_two(array: np.ndarray) -> bool:
+    """Whether every element is a positive power of two with a finite reciprocal."""
+    with np.errstate(divide="ignore", over="ignore"):
+        good = np.isfinite(array) & (array > 0) & np.isfinite(1 / array)
+    return bool(good.all() and (np.frexp(np.where(good, array, 1))[0] == 0.5).all())

@@ -1,0 +1,296 @@
+"""FixQuantizeGradient: every spelling becomes one op with the same values, bit for bit."""
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from quantize_forms import (
+    CHANNELS,
+    ROWS,
+    X,
+    add_function,
+    const,
+    hard_inputs,
+    one_function,
+    op_names,
+)
+from tvm import relax
+from tvm.ir import assert_structural_equal
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from relax_passes.fix_quantize_gradient import FixQuantizeGradient
+from relax_passes.op import dequantize, quantize
+from sits_tvm.report import Report
+
+SCALE, SCALES = ((), "float32"), ((CHANNELS,), "float32")
+ROW_SCALES = ((ROWS, 1), "float32")
+ZERO = {dtype: ((), dtype) for dtype in ("int8", "float32")}
+GROUP = 4
+GROUP_SCALES = ((ROWS, CHANNELS // GROUP), "float32")
+
+
+def plain(b, x, s):
+    return b.multiply(b.clip(b.round(b.divide(x, s)), -8, 7), s)
+
+
+def commuted(b, x, s):
+    return b.multiply(s, b.clip(b.round(b.divide(x, s)), -8, 7))
+
+
+def min_max(b, x, s):
+    codes = b.maximum(const(-8.0), b.minimum(b.round(b.divide(x, s)), const(7.0)))
+    return b.multiply(codes, s)
+
+
+def clip_first(b, x, s):
+    return b.multiply(b.round(b.clip(b.divide(x, s), -8, 7)), s)
+
+
+def clipped_twice(b, x, s):
+    codes = b.astype(b.clip(b.round(b.divide(x, s)), -128, 127), "int8")
+    return b.multiply(b.astype(b.clip(codes, -8, 7), "float32"), s)
+
+
+def integer_round_trip(b, x, s):
+    codes = b.astype(b.clip(b.round(b.divide(x, s)), -8, 7), "int8")
+    return b.multiply(b.astype(b.astype(codes, "int32"), "float32"), s)
+
+
+def constant_zero_point(b, x, s):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), const(3.0)), 0, 15)
+    return b.multiply(b.subtract(codes, const(3.0)), s)
+
+
+def integer_zero_point(b, x, s, z):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), b.astype(z, "float32")), -128, 127)
+    difference = b.subtract(b.astype(b.astype(codes, "int8"), "int32"), b.astype(z, "int32"))
+    return b.multiply(b.astype(difference, "float32"), s)
+
+
+def learned_zero_point(b, x, s, z):
+    code = b.round(b.clip(z, 0, 15))
+    codes = b.clip(b.add(b.round(b.divide(x, s)), code), 0, 15)
+    return b.multiply(b.subtract(codes, code), s)
+
+
+def reciprocal(b, x):
+    scale = const(0.125)
+    return b.multiply(b.clip(b.round(b.multiply(x, b.divide(const(1.0), scale))), -8, 7), scale)
+
+
+def multiplied_back_and_forth(b, x):
+    return b.divide(b.clip(b.round(b.multiply(const(8.0), x)), -8, 7), const(8.0))
+
+
+def quantize_dequantize(b, x, s):
+    codes = b.quantize(x, s, const(3, "int8"), axis=1, out_dtype="int8")
+    return b.dequantize(codes, s, const(3, "int8"), axis=1, out_dtype="float32")
+
+
+def narrowed(b, x, s):
+    codes = b.clip(b.quantize(x, s, const(2, "int8"), axis=-1, out_dtype="int8"), -7, 7)
+    return b.dequantize(codes, s, const(2, "int8"), axis=-1, out_dtype="float32")
+
+
+def quantize_by_hand(b, x, s, z):
+    codes = b.quantize(x, s, z, axis=1, out_dtype="uint8")
+    return b.multiply(b.subtract(b.astype(codes, "float32"), b.astype(z, "float32")), s)
+
+
+def per_row(b, x, s):
+    return plain(b, x, b.broadcast_to(s, (ROWS, CHANNELS)))
+
+
+def grouped(b, x, s):
+    groups = b.reshape(x, (ROWS, CHANNELS // GROUP, GROUP))
+    wide = b.expand_dims(s, 2)
+    return b.reshape(plain(b, groups, wide), (ROWS, CHANNELS))
+
+
+def grouped_in_rows(b, x, s):
+    rows = b.reshape(x, (ROWS * CHANNELS // GROUP, GROUP))
+    return b.reshape(plain(b, rows, b.reshape(s, (-1, 1))), (ROWS, CHANNELS))
+
+
+def repeated(b, x, s):
+    return plain(b, x, b.repeat(s, GROUP, 1))
+
+
+def expanded(b, x, s):
+    wide = b.broadcast_to(b.expand_dims(s, 2), (ROWS, CHANNELS // GROUP, GROUP))
+    return plain(b, x, b.reshape(wide, (ROWS, CHANNELS)))
+
+
+def our_pair(b, x, s):
+    form = {"bits": 3, "axis": 1, "signed": False}
+    return dequantize(b.bb.emit(quantize(x, s, **form)), s, **form)
+
+
+INT4 = {"bits": 4, "signed": True}
+CHANNEL = {"axis": 1, "group_size": None}
+PER_GROUP = {"axis": 1, "group_size": GROUP}
+# name: (spelling, parameters after x, attributes that are expected)
+FORMS = {
+    "plain": (plain, [SCALE], INT4),
+    "commuted": (commuted, [SCALE], INT4),
+    "per_channel": (plain, [SCALES], {**INT4, **CHANNEL}),
+    "min_max": (min_max, [SCALES], {**INT4, **CHANNEL}),
+    "clip_first": (clip_first, [SCALES], {**INT4, **CHANNEL, "clip_mask": "strict"}),
+    "clipped_twice": (clipped_twice, [SCALE], INT4),
+    "integer_round_trip": (integer_round_trip, [SCALES], {**INT4, **CHANNEL}),
+    "constant_zero_point": (constant_zero_point, [SCALES], {"bits": 4, "signed": False}),
+    "integer_zero_point": (integer_zero_point, [SCALES, ZERO["int8"]], {"bits": 8}),
+    "learned_zero_point": (learned_zero_point, [SCALES, ZERO["float32"]], {"signed": False}),
+    "reciprocal": (reciprocal, [], INT4),
+    "multiplied_back_and_forth": (multiplied_back_and_forth, [], INT4),
+    "quantize_dequantize": (quantize_dequantize, [SCALES], {"bits": 8, "signed": True, **CHANNEL}),
+    "narrowed": (narrowed, [SCALES], {**INT4, "narrow_range": True}),
+    "quantize_by_hand": (quantize_by_hand, [SCALES, ((), "uint8")], {"bits": 8, "signed": False}),
+    "per_row": (per_row, [ROW_SCALES], {**INT4, "axis": 0}),
+    "grouped": (grouped, [GROUP_SCALES], {**INT4, **PER_GROUP}),
+    "grouped_in_rows": (grouped_in_rows, [GROUP_SCALES], {**INT4, **PER_GROUP}),
+    "repeated": (repeated, [GROUP_SCALES], {**INT4, **PER_GROUP}),
+    "expanded": (expanded, [GROUP_SCALES], {**INT4, **PER_GROUP}),
+    "our_pair": (our_pair, [SCALES], {"bits": 3, "signed": False, **CHANNEL}),
+}
+
+
+@pytest.fixture(scope="module")
+def before():
+    """One function per spelling."""
+    bb = relax.BlockBuilder()
+    for name, (spell, parameters, _) in FORMS.items():
+        add_function(bb, name, spell, [X, *parameters])
+    return bb.get()
+
+
+@pytest.fixture(scope="module")
+def fixed(before):
+    report = Report()
+    digest = tvm_ffi.structural_hash(before)
+    after = FixQuantizeGradient(report)(before)
+    assert tvm_ffi.structural_hash(before) == digest
+    return after, {site.function: site for site in report.quantize_sites}
+
+
+@pytest.fixture(scope="module")
+def machines(before, fixed):
+    return [relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu()) for mod in (before, fixed[0])]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_becomes_one_op(fixed, name):
+    after, sites = fixed
+    ops = [op for op in op_names(after[name]) if op not in ("reshape", "broadcast_to")]
+    assert ops == ["sits.fake_quantize"]
+    assert (sites[name].fixed, sites[name].reason) == (True, "")
+    call = next(b.value for b in after[name].body.blocks[0].bindings if "fake" in str(b.value))
+    for key, value in FORMS[name][2].items():
+        assert call.attrs[key] == value, key
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_same_values_bit_for_bit(machines, name, rng):
+    """On ties, their neighbours, bounds, infinities and denormals; a zero may change its sign."""
+    shapes = [shape for shape, _ in FORMS[name][1]]
+    for trial in range(8):
+        scales = np.exp(rng.uniform(-6, 4, CHANNELS)).astype("float32")
+        if not shapes or shapes[0] == ():
+            scales = np.full(CHANNELS, 0.125 if not shapes else scales[0], "float32")
+        x = hard_inputs(scales, rng)
+        args = [x]
+        if shapes:
+            args.append(scale_for(shapes[0], scales, x, rng))
+        if len(shapes) == 2:
+            dtype = FORMS[name][1][1][1]
+            zero = rng.integers(0, 15) if trial else 5
+            args.append(np.asarray(zero + (0.3 if dtype == "float32" else 0), dtype))
+        want, got = (vm[name](*map(tvm.runtime.tensor, args)).numpy() for vm in machines)
+        np.testing.assert_array_equal(got, want)
+        assert len(np.unique(want)) > 2
+
+
+def scale_for(shape, scales, x, rng):
+    if shape == ():
+        return scales[0]
+    if shape == (CHANNELS,):
+        return scales
+    return np.exp(rng.uniform(-3, 3, shape)).astype("float32")
+
+
+@pytest.mark.parametrize("name", ["commuted", "integer_round_trip"])
+def test_nan_stays_nan(machines, name):
+    """The exception to equal values: through integers NaN becomes a code."""
+    x = np.full((ROWS, CHANNELS), np.nan, "float32")
+    scale = np.ones(FORMS[name][1][0][0], "float32")
+    assert np.isnan(machines[1][name](*map(tvm.runtime.tensor, (x, scale))).numpy()).all()
+
+
+def test_leaves_the_op_and_other_arithmetic_alone():
+    """Nothing is spelled out: the very same module comes back, and twice changes nothing."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((4, 8), "float32"), s: R.Tensor((8,), "float32")):
+            with R.dataflow():
+                y = R.sits.fake_quantize(x, s, axis=1)
+                whole = R.floor(R.divide(x, s))
+                rest = R.subtract(x, R.multiply(whole, s))
+                mask = R.astype(R.astype(R.greater(x, rest), "int32"), "float32")
+                scaled = R.multiply(R.clip(x, -8, 7), s)
+                out = R.add(R.add(R.multiply(mask, y), rest), scaled)
+                R.output(out)
+            return out
+
+    report = Report()
+    assert FixQuantizeGradient(report)(Before).same_as(Before)
+    assert [(s.binding, s.form, s.fixed) for s in report.quantize_sites] == [
+        ("y", "fake_quantize", True)
+    ]
+
+
+def test_twice_is_once(fixed):
+    assert_structural_equal(FixQuantizeGradient()(fixed[0]), fixed[0])
+
+
+def test_codes_that_are_read_elsewhere_stay():
+    def spell(b, x, s):
+        codes = b.clip(b.round(b.divide(x, s)), -8, 7)
+        return relax.Tuple([codes, b.multiply(codes, s)])
+
+    func = FixQuantizeGradient()(one_function(spell, X, SCALE))["main"]
+    assert op_names(func) == ["divide", "round", "clip", "sits.fake_quantize"]
+
+
+def test_a_symbolic_batch():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor(("n", 8), "float32"), s: R.Tensor(("n", 1), "float32")):
+            n = T.int64()
+            with R.dataflow():
+                y = R.multiply(R.clip(R.round(R.divide(x, s)), -8, 7), s)
+                R.output(y)
+            return y
+
+    call = FixQuantizeGradient()(Before)["main"].body.blocks[0].bindings[-1].value
+    assert call.op.name == "relax.sits.fake_quantize"
+    assert call.attrs["axis"] == 0
+
+
+def test_bound_arguments_are_constants():
+    """Constants for scale and zero point, per channel, in the shape in which they broadcast."""
+    scales = np.linspace(0.5, 2, CHANNELS).astype("float32").reshape(CHANNELS)
+    zeros = np.arange(CHANNELS).astype("float32")
+
+    def spell(b, x):
+        codes = b.clip(b.add(b.round(b.divide(x, const(scales))), const(zeros)), 0, 15)
+        return b.multiply(b.subtract(codes, const(zeros)), const(scales))
+
+    binding = FixQuantizeGradient()(one_function(spell, X))["main"].body.blocks[0].bindings[0]
+    _, scale, zero = binding.value.args
+    np.testing.assert_array_equal(scale.value.numpy(), scales)
+    np.testing.assert_array_equal(zero.value.numpy(), zeros)

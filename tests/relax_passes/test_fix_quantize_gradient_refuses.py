@@ -1,0 +1,211 @@
+"""FixQuantizeGradient leaves other functions than affine quantization alone, and says why."""
+
+import numpy as np
+import pytest
+from quantize_forms import CHANNELS, X, const, one_function
+from tvm import relax
+
+from relax_passes.fix_quantize_gradient import FixQuantizeGradient
+from sits_tvm.diagnostics import collect
+from sits_tvm.report import Report
+
+SCALE, SCALES = ((), "float32"), ((CHANNELS,), "float32")
+INT8, FLOAT = ((), "int8"), ((), "float32")
+
+
+def codes_of(b, x, s, lo=-8, hi=7):
+    return b.clip(b.round(b.divide(x, s)), lo, hi)
+
+
+def reciprocal_of_an_argument(b, x, s):
+    return b.multiply(b.clip(b.round(b.multiply(x, b.divide(const(1.0), s))), -8, 7), s)
+
+
+def reciprocal_of_a_constant(b, x):
+    return b.multiply(b.clip(b.round(b.multiply(x, const(10.0))), -8, 7), const(0.1))
+
+
+def floor_of_a_half_more(b, x, s):
+    ratio = b.add(b.divide(x, s), const(0.5))
+    return b.multiply(b.clip(b.floor(ratio), -8, 7), s)
+
+
+def truncated(b, x, s):
+    codes = b.astype(b.clip(b.divide(x, s), -8, 7), "int8")
+    return b.multiply(b.astype(codes, "float32"), s)
+
+
+def sum_is_rounded(b, x, s):
+    codes = b.clip(b.round(b.add(b.divide(x, s), const(3.0))), 0, 15)
+    return b.multiply(b.subtract(codes, const(3.0)), s)
+
+
+def products_are_subtracted(b, x, s):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), const(3.0)), 0, 15)
+    return b.subtract(b.multiply(codes, s), b.multiply(const(3.0), s))
+
+
+def other_zero_point(b, x, s):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), const(3.0)), 0, 15)
+    return b.multiply(b.subtract(codes, const(4.0)), s)
+
+
+def other_scale(b, x, s, t):
+    return b.multiply(codes_of(b, x, s), t)
+
+
+def other_axis(b, x, s):
+    """The same numbers, but along the rows going in and along the columns coming out."""
+    square = b.strided_slice(x, [0], [0], [CHANNELS])
+    codes = codes_of(b, square, b.expand_dims(s, 1))
+    return b.multiply(codes, s)
+
+
+def not_a_width(b, x, s):
+    return b.multiply(codes_of(b, x, s, -5, 6), s)
+
+
+def half_a_code(b, x, s):
+    return b.multiply(codes_of(b, x, s, -7.5, 7.5), s)
+
+
+def no_upper_bound(b, x, s):
+    return b.multiply(b.maximum(b.round(b.divide(x, s)), const(-8.0)), s)
+
+
+def bounds_are_arguments(b, x, s, limit):
+    return b.multiply(b.minimum(b.round(b.divide(x, s)), limit), s)
+
+
+def cast_before_clip(b, x, s):
+    codes = b.clip(b.astype(b.round(b.divide(x, s)), "int32"), -8, 7)
+    return b.multiply(b.astype(codes, "float32"), s)
+
+
+def zero_point_of_any_int8(b, x, s, z):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), b.astype(z, "float32")), -8, 7)
+    return b.multiply(b.subtract(codes, b.astype(z, "float32")), s)
+
+
+def zero_point_is_not_rounded(b, x, s, z):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), z), 0, 15)
+    return b.multiply(b.subtract(codes, z), s)
+
+
+def zero_point_out_of_range(b, x, s):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), const(20.0)), 0, 15)
+    return b.multiply(b.subtract(codes, const(20.0)), s)
+
+
+def scale_is_zero(b, x):
+    return b.multiply(codes_of(b, x, const(0.0)), const(0.0))
+
+
+def in_float16(b, x, s):
+    x, s = b.astype(x, "float16"), b.astype(s, "float16")
+    return b.multiply(codes_of(b, x, s), s)
+
+
+def difference_wraps(b, x, s, z):
+    codes = b.quantize(x, s, z, axis=1, out_dtype="int8")
+    return b.multiply(b.astype(b.subtract(codes, z), "float32"), s)
+
+
+def sixteen_bits(b, x, s):
+    codes = b.quantize(x, s, const(0, "int16"), axis=1, out_dtype="int16")
+    return b.dequantize(codes, s, const(0, "int16"), axis=1, out_dtype="float32")
+
+
+def shared_over_two_axes(b, x, s):
+    cube = b.reshape(x, (4, -1, 4, CHANNELS // 4))
+    return b.multiply(codes_of(b, cube, s), s)
+
+
+# spelling, parameters after x, code, severity
+REFUSED = [
+    (reciprocal_of_an_argument, [SCALE], "reciprocal", "note"),
+    (reciprocal_of_a_constant, [], "reciprocal", "note"),
+    (floor_of_a_half_more, [SCALE], "other-rounding", "note"),
+    (truncated, [SCALE], "other-rounding", "warning"),
+    (sum_is_rounded, [SCALE], "zero-point-before-rounding", "note"),
+    (products_are_subtracted, [SCALE], "zero-point-once", "note"),
+    (other_zero_point, [SCALE], "two-zero-points", "note"),
+    (other_scale, [SCALE, SCALE], "two-scales", "note"),
+    (other_axis, [SCALES], "two-scales", "note"),
+    (not_a_width, [SCALE], "range", "note"),
+    (half_a_code, [SCALE], "range-not-integer", "note"),
+    (no_upper_bound, [SCALE], "range", "note"),
+    (bounds_are_arguments, [SCALE, FLOAT], "range-not-constant", "note"),
+    (cast_before_clip, [SCALE], "cast-before-clip", "warning"),
+    (zero_point_of_any_int8, [SCALE, INT8], "zero-point-range", "note"),
+    (zero_point_is_not_rounded, [SCALE, FLOAT], "zero-point-range", "note"),
+    (zero_point_out_of_range, [SCALE], "zero-point-range", "note"),
+    (scale_is_zero, [], "scale-not-positive", "note"),
+    (in_float16, [SCALE], "not-float32", "note"),
+    (difference_wraps, [SCALE, INT8], "difference-wraps", "note"),
+    (sixteen_bits, [SCALES], "range", "note"),
+    (shared_over_two_axes, [((4, 1, 4, 1), "float32")], "granularity", "note"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spell", "parameters", "code", "severity"), REFUSED, ids=[r[0].__name__ for r in REFUSED]
+)
+def test_says_why(spell, parameters, code, severity):
+    """The module stays the same object; one finding and one row name binding and condition."""
+    before, report = one_function(spell, X, *parameters), Report()
+    with collect() as found:
+        assert FixQuantizeGradient(report)(before).same_as(before)
+    assert [(d.code, d.severity, d.function) for d in found] == [(code, severity, "main")]
+    (row,) = report.quantize_sites
+    assert not row.fixed
+    assert row.reason.startswith(f"{code}: ")
+    assert row.binding == found[0].binding
+    assert found[0].binding in {b.var.name for b in before["main"].body.blocks[0].bindings}
+    assert found[0].help
+
+
+def differs(a, b):
+    return int((a != b).sum())
+
+
+def test_the_refused_roundings_do_differ():
+    """What each refusal claims, in NumPy's float32: they are other functions."""
+    f = np.float32
+    s = f(0.3)
+    ties = ((np.arange(-8, 7) + f(0.5)) * s).astype(f)
+    assert differs(np.rint(ties / s), np.rint(ties * (f(1) / s)))
+    halves = np.arange(-8, 7) + f(0.5)
+    assert differs(np.rint(halves), np.floor(halves + f(0.5)))
+    assert np.floor(np.nextafter(f(0.5), f(0)) + f(0.5)) == 1
+    assert differs(np.rint(halves) + 3, np.rint(halves + f(3)))
+    just_below = np.nextafter(f(1.5), f(0))
+    assert np.rint(just_below + f(2)) == 4 != np.rint(just_below) + 2  # an even zero point too
+    q, z = np.arange(16, dtype=f), f(3)
+    assert differs((q - z) * s, q * s - z * s)
+    x = np.linspace(-4, 4, 4001, dtype="float16")
+    quotient = x / np.float16(0.3)
+    assert differs(np.rint(quotient.astype(f)), np.rint(x.astype(f) / f(np.float16(0.3))))
+
+
+def test_a_note_says_that_the_ops_keep_their_gradients():
+    with collect() as found:
+        FixQuantizeGradient()(one_function(floor_of_a_half_more, X, SCALE))
+        FixQuantizeGradient()(one_function(truncated, X, SCALE))
+    assert "straight-through gradients" in found[0].message
+    assert "is lost" in found[1].message
+    assert "R.round" in found[1].help
+
+
+def test_every_site_has_a_row():
+    """Two in one function, one of them refused."""
+
+    def spell(b, x, s):
+        good = b.multiply(codes_of(b, x, s), s)
+        return b.multiply(codes_of(b, good, s, -5, 6), s)
+
+    report = Report()
+    func = FixQuantizeGradient(report)(one_function(spell, X, SCALE))["main"]
+    assert [site.fixed for site in report.quantize_sites] == [True, False]
+    assert isinstance(func.body.blocks[0].bindings[0].value, relax.Call)
+    assert "quantization: 1 of 2 with its gradient" in str(report)
