@@ -7,6 +7,7 @@ from ._import_fixes import IMPORT_FIXES
 from .bound_take_indices import BoundTakeIndices
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
 from .gradient_conservation_check import GradientConservationCheck, gradient_conservation_check
+from .fix_quantize_gradient import FixQuantizeGradient
 from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
 from .pack_fake_quantized_weights import PackFakeQuantizedWeights
@@ -22,6 +23,7 @@ __all__ = [
     "BoundTakeIndices",
     "CheckSubByteBuffers",
     "GradientConservationCheck",
+    "FixQuantizeGradient",
     "LowerAttention",
     "NormalizeNegativeIndices",
     "PackFakeQuantizedWeights",
