@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar, IRModule
+from tvm.ir import GenericConst, GlobalVar, IRModule
 
 from sits_tvm.config import Config
 from sits_tvm.diagnostics import Diagnostic, emit
@@ -23,15 +23,22 @@ class WeightChoice:
     """Chooses among the matrix products and embeddings of a module.
 
     `report.skipped` and a note get every weight that stays in float, `report.quantized` the
-    others. `only` are globs over names, one of which must match; `lanes` is that of the packing.
+    others. `only` are globs over names, one of which must match; `lanes` is that of the packing;
+    `constants` tells whether weights that are constants may be chosen.
     """
 
     def __init__(
-        self, config: Config, report: Report, *, lanes: int = 1, only: Sequence[str] = ("*",)
+        self,
+        config: Config,
+        report: Report,
+        *,
+        lanes: int = 1,
+        only: Sequence[str] = ("*",),
+        constants: bool = True,
     ) -> None:
         assert config.quant is not None
         self.config, self.spec, self.report = config, config.quant, report
-        self.lanes, self.only = lanes, only
+        self.lanes, self.only, self.constants = lanes, only, constants
         self._skipped: list[str] = []
 
     def choose(
@@ -71,6 +78,8 @@ class WeightChoice:
         for glob in self.config.skip:
             if fnmatchcase(site.name, glob):
                 return "skipped", f"Config.skip has {glob!r}"
+        if not self.constants and isinstance(site.source, GenericConst):
+            return "constant", "it cannot be trained; import the model with weights as parameters"
         if not any(fnmatchcase(site.name, glob) for glob in self.only):
             return "skipped", f"none of only={tuple(self.only)!r} matches"
         if site.kind == "embedding" and not self.config.quantize_embedding:

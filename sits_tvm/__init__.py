@@ -7,8 +7,12 @@ from .executable import Executable, load
 from .frontends.onnx import from_onnx
 from .frontends.pretrained import from_pretrained
 from .frontends.torch import from_torch
+from .gradient_check.check import check_gradient_conservation
 from .report import Report
 from .target import parse_target
+from .training.convert import convert_qat
+from .training.differentiate import differentiate
+from .training.prepare import prepare_qat
 
 __all__ = [
     "Config",
@@ -19,11 +23,15 @@ __all__ = [
     "SitsError",
     "build",
     "check",
+    "check_gradient_conservation",
+    "convert_qat",
+    "differentiate",
     "from_onnx",
     "from_pretrained",
     "from_torch",
     "load",
     "lower",
     "parse_target",
+    "prepare_qat",
 ]
 __version__ = "0.1.0"

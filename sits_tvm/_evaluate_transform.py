@@ -64,7 +64,7 @@ def _weight_of(call: relax.Call, names: Mapping[relax.Expr, str]) -> str:
 def _pack(call: relax.Call, name: str, arrays: list[Any], found: list[Diagnostic]) -> Packed:
     _LOG.info("packing %s", name)
     try:
-        parts = _PACKERS[str(call.op.name)](call, [_as_numpy(array) for array in arrays])
+        parts = _PACKERS[str(call.op.name)](call, [as_numpy(array) for array in arrays])
     except ValueError as error:
         found.append(Diagnostic.error("weight-not-quantizable", f"`{name}`: {error}"))
         return ()
@@ -82,7 +82,8 @@ _PACKERS = {
 }
 
 
-def _as_numpy(value: Array) -> np.ndarray:
+def as_numpy(value: Array) -> np.ndarray:
+    """The same memory where it is the host's."""
     if isinstance(value, np.ndarray):
         return value
     on_cpu = value.device.dlpack_device_type() == _CPU
