@@ -13,6 +13,7 @@ from .normalize_negative_indices import NormalizeNegativeIndices
 from .pack_fake_quantized_weights import PackFakeQuantizedWeights
 from .quantize_matmul_weights import QuantizeMatmulWeights
 from .simplify_symbolic_shapes import SimplifySymbolicShapes
+from .split_shared_transposes import SplitSharedTransposes
 from .unpack_int4_constants import UnpackInt4Constants
 from .widen_bfloat16_ops import WidenBfloat16Ops
 from .widen_cumsum import WidenCumsum
@@ -29,6 +30,7 @@ __all__ = [
     "PackFakeQuantizedWeights",
     "QuantizeMatmulWeights",
     "SimplifySymbolicShapes",
+    "SplitSharedTransposes",
     "UnpackInt4Constants",
     "WidenBfloat16Ops",
     "WidenCumsum",

@@ -80,7 +80,8 @@ class Config:
         "exact" or "off": whether attention may be rewritten without changing a value. No such
         rewrite is in the build yet, so both do the same.
     gradient_gate : str
-        "off"; the gradient-conservation check is not part of the build yet.
+        What a build does with a function ``<f>_adjoint`` whose gradients are not those of f: "off"
+        does not look, "report" warns, "fail" refuses. Needs PyTorch; takes seconds per function.
     verify : bool
         Check that the IR is well formed after every pass.
     database : path or None
@@ -122,7 +123,7 @@ class Config:
         for name in ("quantize_embedding", "quantize_head", "verify"):
             _require(f"Config.{name}", getattr(self, name), (True, False))
         _require("Config.attention", self.attention, ("exact", "off"))
-        _require("Config.gradient_gate", self.gradient_gate, ("off",))
+        _require("Config.gradient_gate", self.gradient_gate, ("off", "report", "fail"))
         _require("Config.database", self.database, (None,))
         if self.dump_dir is not None:
             if not isinstance(self.dump_dir, str | Path):

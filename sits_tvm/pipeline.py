@@ -26,8 +26,10 @@ import tir_schedules
 from ._pass_context import with_instruments
 from .config import Config
 from .diagnostics import Diagnostic, SitsError, collect, raise_errors
+from .gradient_check.gate import Run, on_host, report_gate
 from .quick_parsing import load_tensor_intrinsics
 from .report import Kernel, PassRun, Report
+from .target import parse_target
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,11 +42,41 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
     return [
         passes.UnpackInt4Constants(),
         passes.CheckSubByteBuffers(),
+        *_gradient_check(config, report),
         relax.transform.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
         passes.PackFakeQuantizedWeights(lanes=lanes, report=report),
         *quantize,
     ]
+
+
+def _gradient_check(config: Config, report: Report) -> list[Pass]:
+    """`Config.gradient_gate`, before any op that has a gradient is replaced."""
+    if config.gradient_gate == "off":
+        return []
+
+    def gate(mod: IRModule, name: str) -> list[Diagnostic]:
+        return report_gate(mod, name, run_on_host, report)
+
+    severity = "error" if config.gradient_gate == "fail" else "warning"
+    return [passes.GradientConservationCheck(gate, severity=severity)]
+
+
+def run_on_host(mod: IRModule) -> Run:
+    """Compile all functions of a module for this CPU, by our kernels, without graph passes.
+
+    Returns
+    -------
+    (name, arguments) -> nested lists of arrays
+    """
+    target = parse_target("llvm -mcpu=native")
+
+    def compile_(mod: IRModule) -> relax.VMExecutable:
+        fixed = _run("1_graph", passes.IMPORT_FIXES, mod, target, Config(), Report())
+        lowered = run_kernel_passes(fixed, target, Config(), Report())
+        return relax.build(lowered, target, relax_pipeline=lower_to_vm(target))
+
+    return on_host(mod, compile_)
 
 
 def kernel_passes(target: Target) -> list[Pass]:
@@ -54,6 +86,7 @@ def kernel_passes(target: Target) -> list[Pass]:
         passes.BoundTakeIndices(),
         passes.LowerAttention(),
         passes.WidenBfloat16Ops(),
+        passes.SplitSharedTransposes(),
         relax.transform.FuseTransposeMatmul(),
         *_backend(target).library_dispatch_passes(target),
         relax.transform.LegalizeOps(),

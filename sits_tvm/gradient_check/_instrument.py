@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import IRModule, relax
 
-from relax_passes import LowerAttention
 from relax_passes._adjoint import SUFFIX, Adjoint, bindings_of, read_adjoint
+from relax_passes.lower_attention import LowerAttention
 
 from .twin import Site, sites_of
 

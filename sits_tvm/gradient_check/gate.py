@@ -10,15 +10,18 @@ import tvm
 from tvm import IRModule, relax
 
 from relax_passes._adjoint import SUFFIX
-from sits_tvm.diagnostics import Diagnostic
+from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.report import Report
 
 from ._comparison import Comparison, Run
 from ._instrument import Instrumented, instrument
-from .result import GradientRow
+from .result import GradientRow, summarize
 from .twin import Twin
 from .vectors import draw_vectors
 
 Compile = Callable[[IRModule], Run]
+SEEDS = (0, 1, 2)
+LOSS_SCALES = (0.1, 1.0, 10.0)
 
 
 def run_gate(
@@ -58,6 +61,16 @@ def run_gate(
     comparison = Comparison(twin, tested, compile_(tested.mod), scales)
     rows = [row for vector in vectors for row in comparison.rows(vector)]
     return rows, [*_no_seed(tested), *_failures(tested, rows)]
+
+
+def report_gate(mod: IRModule, name: str, compile_: Compile, report: Report) -> list[Diagnostic]:
+    """`run_gate` on drawn arguments; fills `report.gradients`, and raises nothing."""
+    try:
+        rows, found = run_gate(mod, name, compile_, given={}, seeds=SEEDS, loss_scales=LOSS_SCALES)
+    except SitsError as error:
+        return error.diagnostics
+    report.gradients += summarize(name, rows)
+    return found
 
 
 def _no_seed(tested: Instrumented) -> list[Diagnostic]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sits_tvm.diagnostics import Diagnostic
-from sits_tvm.report import render_table
+from sits_tvm.report import GradientSummary, gradient_table, render_table
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,13 @@ class GradientCheck:
         """No error, and every gradient and value equals its reference."""
         return all(d.severity != "error" for d in self.diagnostics)
 
-    def by_operator(self) -> dict[str, list[GradientRow]]:
-        groups: dict[str, list[GradientRow]] = {}
-        for row in self.rows:
-            groups.setdefault(row.operator, []).append(row)
-        return groups
-
-    def summary(self) -> list[dict[str, Any]]:
-        """Per operator type: count, pass_rate, the worst figures, the largest share clipped."""
-        return [_summary(operator, rows) for operator, rows in self.by_operator().items()]
+    def summary(self) -> list[GradientSummary]:
+        """The rows by operator type."""
+        return summarize(self.function, self.rows)
 
     def to_json(self) -> str:
         values = asdict(self)
-        values["ok"], values["summary"] = self.ok, self.summary()
+        values["ok"], values["summary"] = self.ok, [asdict(row) for row in self.summary()]
         return json.dumps(_finite(values), indent=1)
 
     def __str__(self) -> str:
@@ -118,11 +112,16 @@ class GradientCheck:
         if self.rows:
             limits = ", ".join(f"{limit:g}" for limit in sorted({r.limit for r in self.rows}))
             title = f"against the float64 reference, {len(self.rows)} comparisons, limit {limits}"
-            parts.append(f"{title}\n{_table(_SUMMARY, self.summary())}")
+            parts.append(f"{title}\n{render_table(*gradient_table(self.summary()))}")
         if self.fidelity:
             title = f"INT4 against float weights, {len(self.fidelity)} weights"
-            rows = [asdict(row) for row in self.fidelity]
-            parts.append(f"{title}\n{_table(_FIDELITY, rows)}")
+            cells = [
+                [form.format(getattr(row, k)) for k, form in _FIDELITY.items()]
+                for row in self.fidelity
+            ]
+            parts.append(
+                f"{title}\n{render_table([k.replace('_', ' ') for k in _FIDELITY], cells)}"
+            )
         parts += [str(d) for d in self.diagnostics if d.severity != "note"]
         return "\n\n".join(parts)
 
@@ -130,17 +129,6 @@ class GradientCheck:
         return f"<GradientCheck of {self.function}: {'ok' if self.ok else 'failed'}>"
 
 
-_SUMMARY = {
-    "operator": "{}",
-    "count": "{}",
-    "pass_rate": "{:.1%}",
-    "not_informative": "{}",
-    "relative_l2": "{:.1e}",
-    "cosine": "{:.8f}",
-    "max_difference": "{:.1e}",
-    "zero_mismatches": "{}",
-    "clipped": "{:.1%}",
-}
 _FIDELITY = {
     "name": "{}",
     "operator": "{}",
@@ -152,26 +140,30 @@ _FIDELITY = {
 }
 
 
-def _summary(operator: str, rows: Sequence[GradientRow]) -> dict[str, Any]:
-    informative = [row for row in rows if row.status in ("pass", "fail")]
-    passed = sum(row.status == "pass" for row in informative)
-    cosines = [row.cosine for row in informative if not math.isnan(row.cosine)]
-    return {
-        "operator": operator,
-        "count": len(rows),
-        "pass_rate": passed / len(informative) if informative else math.nan,
-        "not_informative": len(rows) - len(informative),
-        "relative_l2": max((row.relative_l2 for row in informative), default=math.nan),
-        "cosine": min(cosines, default=math.nan),
-        "max_difference": max((row.max_difference for row in informative), default=math.nan),
-        "zero_mismatches": sum(row.zero_mismatches for row in informative),
-        "clipped": max(row.clipped for row in rows),
-    }
+def summarize(function: str, rows: Sequence[GradientRow]) -> list[GradientSummary]:
+    """One line per operator type, with the worst figures of its informative rows."""
+    groups: dict[str, list[GradientRow]] = {}
+    for row in rows:
+        groups.setdefault(row.operator, []).append(row)
+    return [_summary(function, operator, group) for operator, group in groups.items()]
 
 
-def _table(formats: dict[str, str], rows: Sequence[dict[str, Any]]) -> str:
-    cells = [[form.format(row[key]) for key, form in formats.items()] for row in rows]
-    return render_table([key.replace("_", " ") for key in formats], cells)
+def _summary(function: str, operator: str, rows: Sequence[GradientRow]) -> GradientSummary:
+    told = [row for row in rows if row.status in ("pass", "fail")]
+    passed = sum(row.status == "pass" for row in told)
+    cosines = [row.cosine for row in told if not math.isnan(row.cosine)]
+    return GradientSummary(
+        function,
+        operator,
+        count=len(rows),
+        not_informative=len(rows) - len(told),
+        pass_rate=passed / len(told) if told else None,
+        relative_l2=max((row.relative_l2 for row in told), default=0.0),
+        cosine=min(cosines, default=None),
+        max_difference=max((row.max_difference for row in told), default=0.0),
+        zero_mismatches=sum(row.zero_mismatches for row in told),
+        clipped=max(row.clipped for row in rows),
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -10,8 +10,8 @@ import tvm
 from tvm import IRModule, relax, tirx
 from tvm.ir import GenericConst, StringImm
 
-from relax_passes import LowerAttention
 from relax_passes._adjoint import bindings_of
+from relax_passes.lower_attention import LowerAttention
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from tir_schedules.tir_nodes import substitute
 

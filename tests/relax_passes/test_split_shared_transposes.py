@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.ir import assert_structural_equal
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import sits_tvm
+from relax_passes.split_shared_transposes import SplitSharedTransposes
+
+
+@I.ir_module
+class Shared:
+    @R.function
+    def main(x: R.Tensor((2, 3, 4), "float32"), w: R.Tensor((2, 5, 4), "float32")):
+        with R.dataflow():
+            wt = R.permute_dims(w, axes=[0, 2, 1])
+            y = R.matmul(x, wt)
+            back = R.matmul(y, R.permute_dims(wt, axes=[0, 2, 1]))
+            z = R.exp(wt)
+            R.output(y, back, z)
+        return (y, back, z)
+
+
+def test_leaves_a_transpose_with_one_reader_alone():
+    @I.ir_module
+    class Mod:
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32"), w: R.Tensor((3, 4), "float32")):
+            with R.dataflow():
+                wt = R.permute_dims(w)
+                y = R.matmul(x, wt)
+                R.output(y)
+            return y
+
+    assert_structural_equal(SplitSharedTransposes()(Mod), Mod)
+
+
+def test_two_products_of_one_transpose_get_one_each():
+    @I.ir_module
+    class Mod:
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32"), w: R.Tensor((3, 4), "float32")):
+            with R.dataflow():
+                wt = R.permute_dims(w)
+                y = R.add(R.matmul(x, wt), R.matmul(R.exp(x), wt))
+                R.output(y)
+            return y
+
+    digest = tvm_ffi.structural_hash(Mod)
+    after = SplitSharedTransposes()(Mod)
+    assert tvm_ffi.structural_hash(Mod) == digest
+    assert after["main"].script().count("permute_dims") == 3
+    relax.transform.FuseTransposeMatmul()(after)  # which raises on Mod
+    with pytest.raises(AttributeError, match="TupleType"):
+        relax.transform.FuseTransposeMatmul()(Shared)
+
+
+def test_same_numbers(rng):
+    x, w = (rng.standard_normal(s).astype("float32") for s in ((2, 3, 4), (2, 5, 4)))
+    vm = relax.VirtualMachine(sits_tvm.build(Shared, "llvm -mcpu=native"), tvm.cpu())
+    y, back, z = (part.numpy() for part in vm["main"](x, w))
+    wt = w.transpose(0, 2, 1)
+    np.testing.assert_allclose(y, x @ wt, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(back, x @ wt @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(z, np.exp(wt), rtol=1e-5)
