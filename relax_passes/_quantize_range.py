@@ -37,7 +37,7 @@ def read_codes(values: Values, chain: Chain, rank: int) -> Codes:
     shifts = [e for e in events if e.zero is not None]
     zero = _one_zero_point(values, shifts, rank)
     lo, hi, strict = _interval(values, events, shifts)
-    bits, signed, narrow_range = _width(lo, hi)
+    bits, signed, narrow_range = code_width(lo, hi)
     if zero is not None:
         zero = _code_of(values, zero, lo, hi)
         _check_difference(events, shifts[-1], lo, hi)
@@ -128,8 +128,8 @@ def _shifted(values: Values, event: Event, lo: float, hi: float) -> tuple[float,
     return lo + number, hi + number
 
 
-def _width(lo: float, hi: float) -> tuple[int, bool, bool]:
-    """bits, signed, narrow_range of the range lo…hi."""
+def code_width(lo: float, hi: float) -> tuple[int, bool, bool]:
+    """bits, signed, narrow_range of the codes lo…hi. Raises Refused where there are none."""
     for bits in _BITS:
         half = 1 << (bits - 1)
         for signed, bottom, top in ((True, -half, half - 1), (False, 0, 2 * half - 1)):

@@ -25,6 +25,7 @@ from sits_tvm.frontends._torch_helpers import (
     scaled,
 )
 from sits_tvm.frontends._torch_indexing import INDEXING
+from sits_tvm.frontends._torch_quantize import QUANTIZE
 
 # Matrix products: TVM's importer computes them all in float32, whatever the dtype of the model.
 
@@ -109,6 +110,7 @@ def _refuse_random(node: Node, imp: Any) -> relax.Expr:
 CONVERTERS: dict[str, Callable[[Node, Any], Any]] = {
     **ARITHMETIC,
     **INDEXING,
+    **QUANTIZE,
     "matmul.default": _matmul,
     "mm.default": _matmul,
     "bmm.default": _matmul,
