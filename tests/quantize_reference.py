@@ -110,7 +110,8 @@ def _partials(gy, x, scale, zero_point, grid, of_terms):
     for factor in (q.scale_factor, q.zero_point_factor):
         with np.errstate(invalid="ignore"):
             terms = np.where(factor == 0, 0.0, gy * factor).ravel()
-        total = np.bincount(groups, of_terms(terms), minlength=int(np.prod(np.shape(scale))))
+        weights, count = of_terms(terms), int(np.prod(np.shape(scale)))
+        total = np.bincount(groups, weights, count) if count != 1 else weights.sum()
         sums.append(total.reshape(np.shape(scale)))
     return np.where(q.inside, gy, 0.0), sums
 

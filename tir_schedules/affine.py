@@ -131,12 +131,12 @@ class Element:
         return self.x / self.scale
 
     @property
-    def is_nan(self) -> Expr:
-        return self.ratio != self.ratio
-
-    @property
     def unclamped(self) -> Expr:
         return tirx.nearbyint(self.ratio) + self.zero_point
+
+    @property
+    def exact(self) -> Expr:
+        return self.ratio + self.zero_point
 
     @property
     def code(self) -> Expr:
@@ -145,9 +145,11 @@ class Element:
 
     @property
     def stored_code(self) -> Expr:
-        """Integer; z' where x / scale is NaN."""
-        finite = tirx.Select(self.is_nan, self.zero_point, self.code)
-        return finite.astype(self.form.code_dtype)
+        """Integer; z' where x / scale is NaN, of which every comparison is False."""
+        u, lo, hi = self.unclamped, _float32(self.form.lo), _float32(self.form.hi)
+        above = tirx.Select(u > hi, hi, self.zero_point)
+        code = tirx.Select(tirx.all(u >= lo, u <= hi), u, tirx.Select(u < lo, lo, above))
+        return code.astype(self.form.code_dtype)
 
     @property
     def value(self) -> Expr:
@@ -157,27 +159,26 @@ class Element:
     @property
     def inside(self) -> Expr:
         """Whether the element is in the range of the codes; False for NaN."""
-        lo, hi = _float32(self.form.lo), _float32(self.form.hi)
         if self.form.clip_mask == "strict":
-            exact = self.ratio + self.zero_point
-            return tirx.all(exact > lo, exact < hi)
-        return tirx.all(self.unclamped >= lo, self.unclamped <= hi)
+            return tirx.all(self.exact > self.form.lo, self.exact < self.form.hi)
+        return tirx.all(self.unclamped >= self.form.lo, self.unclamped <= self.form.hi)
 
     @property
     def clipped(self) -> Expr:
-        """Neither inside nor NaN."""
-        return tirx.Not(tirx.any(self.inside, self.is_nan))
+        """Whether the element is outside the range; False for NaN."""
+        if self.form.clip_mask == "strict":
+            return tirx.any(self.exact <= self.form.lo, self.exact >= self.form.hi)
+        return tirx.any(self.unclamped < self.form.lo, self.unclamped > self.form.hi)
 
-    @property
-    def scale_partial(self) -> Expr:
-        """dy/ds times s, in float64: y - x inside the range, y where clipped, 0 for NaN.
+    def along_scale(self, weight: Expr) -> Expr:
+        """weight dy/ds s in float64: weight (y - x) inside the range, weight y where clipped.
 
-        Exact up to float64: y is a small integer times a float32.
+        0 for NaN. y is exact: a small integer times a float32.
         """
-        zero = tirx.const(0, "float64")
         y = (self.code - self.zero_point).astype("float64") * self.scale.astype("float64")
-        x = tirx.Select(self.inside, self.x.astype("float64"), zero)
-        return tirx.Select(self.is_nan, zero, y - x)
+        weight = weight.astype("float64")
+        outside = tirx.Select(self.clipped, weight * y, tirx.const(0, "float64"))
+        return tirx.Select(self.inside, weight * (y - self.x.astype("float64")), outside)
 
 
 def stored_scale(form: AffineFormat, scale: Expr) -> Expr:

@@ -108,8 +108,7 @@ def fake_quantize_tangent(
         index = form.param_index(at, len(scale.shape))
         dx, ds, *dz = (t(*(index if i else at)).astype("float32") for i, t in enumerate(tangents))
         total = tirx.Select(e.inside, dx, zero)
-        partial = e.scale_partial / e.scale.astype("float64")
-        total += tirx.Select(e.is_nan, zero, partial.astype("float32") * ds)
+        total += (e.along_scale(ds) / e.scale.astype("float64")).astype("float32")
         for one in dz:
             total += tirx.Select(e.clipped, -e.scale * one, zero)
         return total
@@ -166,8 +165,7 @@ def x_partial(gy: Expr, element: Element) -> Expr:
 
 def scale_term(gy: Expr, element: Element) -> Expr:
     """gy dy/ds times s, in float64."""
-    zero = tirx.const(0, "float64")
-    return tirx.Select(element.is_nan, zero, gy.astype("float64") * element.scale_partial)
+    return element.along_scale(gy)
 
 
 def zero_point_term(gy: Expr, element: Element) -> Expr:

@@ -1,0 +1,267 @@
+"""Fake quantize and its gradient as kernels: values against float64, codes against torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from quantize_reference import Grid, away_from_ties, gradients, magnitudes, quantized
+from quantize_runs import backward, evaluate, forward, module, variables
+from tvm import relax
+
+from relax_passes.op import dequantize, fake_quantize, quantize
+from relax_passes.op._fake_quantize_gradient import fake_quantize_grad
+from sits_tvm import build, lower
+
+SHAPE = (3, 64, 56)
+GRANULARITIES = {
+    "tensor": Grid(),
+    "channel, first axis": Grid(axis=0),
+    "channel, middle axis": Grid(axis=1),
+    "channel, last axis": Grid(axis=-1),
+    "groups of 8": Grid(group_size=8),
+    "groups of 32, last one shorter": Grid(group_size=32),
+    "groups of 5": Grid(group_size=5),
+    "one group": Grid(group_size=-1),
+    "groups of 16, middle axis": Grid(axis=-2, group_size=16),
+    "groups of 2, first axis": Grid(axis=0, group_size=2),
+}
+
+
+def parameter_shape(name, grid, shape=SHAPE):
+    if name == "tensor":
+        return ()
+    return (shape[grid.axis],) if grid.group_size is None else grid.scale_shape(shape)
+
+
+def draw(rng, name, grid, shape=SHAPE):
+    """gy, x, scale, zero point; x away from ties."""
+    param = parameter_shape(name, grid, shape)
+    scale = np.asarray(rng.uniform(0.05, 2.0, param), "float32")
+    zero_point = np.asarray(rng.uniform(*grid.range, param), "float32")
+    x = away_from_ties(rng, shape, scale, zero_point, grid)
+    gy = (rng.choice([-1.0, 1.0], shape) * 10 ** rng.uniform(-6, 3, shape)).astype("float32")
+    return gy, x, scale, zero_point
+
+
+def assert_gradients(got, gy, x, scale, zero_point, grid):
+    """dx bit for bit; sums to 1e-6 of their terms one by one, and of their norm as a whole."""
+    dx, *expected = gradients(gy, x, scale, zero_point, grid)
+    np.testing.assert_array_equal(got[0], dx.astype("float32"))
+    bounds = magnitudes(gy, x, scale, zero_point, grid)
+    for value, right, bound in zip(got[1:], expected, bounds, strict=False):
+        assert value.shape == right.shape
+        assert (np.abs(value - right) <= 1e-6 * bound).all()
+        assert np.linalg.norm(value - right) <= 1e-6 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("name", GRANULARITIES)
+def test_forward_and_gradients_equal_the_reference(name, rng):
+    grid = GRANULARITIES[name]
+    gy, x, scale, zero_point = draw(rng, name, grid)
+    expected = quantized(x, scale, zero_point, grid)
+    value = forward(x, scale, zero_point, **asdict(grid))
+    np.testing.assert_array_equal(value, expected.value.astype("float32"))
+    assert 0.1 < expected.inside.mean() < 0.9
+    assert_gradients(
+        backward(gy, x, scale, zero_point, **asdict(grid)), gy, x, scale, zero_point, grid
+    )
+
+
+@pytest.mark.parametrize("clip_mask", ["rounded", "strict"])
+@pytest.mark.parametrize("narrow_range", [False, True])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("bits", [2, 3, 5, 8])
+def test_every_range_and_mask(bits, signed, narrow_range, clip_mask, rng):
+    grid = Grid(
+        bits=bits, signed=signed, narrow_range=narrow_range, clip_mask=clip_mask, group_size=16
+    )
+    gy, x, scale, zero_point = draw(rng, "groups", grid, (4, 40))
+    form = asdict(grid)
+    expected = quantized(x, scale, zero_point, grid)
+    # 0.4 of a step from the edge of a code is clear of rounding, also for the strict mask
+    codes = evaluate(lambda *a: quantize(*a, **form), x, scale, zero_point)
+    np.testing.assert_array_equal(codes, expected.code)
+    assert codes.dtype == ("int8" if signed else "uint8")
+    assert set(np.unique(codes)) <= set(range(grid.range[0], grid.range[1] + 1))
+    assert_gradients(backward(gy, x, scale, zero_point, **form), gy, x, scale, zero_point, grid)
+
+
+@pytest.mark.parametrize("name", ["tensor", "channel, first axis", "channel, last axis"])
+def test_equals_torch_bit_for_bit(name, rng):
+    """Forward and dx of torch's fake quantize, also for ties and integer zero points."""
+    grid = GRANULARITIES[name]
+    shape = (128, 96)
+    scale = np.asarray(rng.uniform(0.05, 2.0, parameter_shape(name, grid, shape)), "float32")
+    zero_point = np.asarray(rng.integers(-8, 8, scale.shape), "int32")
+    x = away_from_ties(rng, shape, scale, zero_point, grid)
+    x[::7] = (np.rint(x[::7] * 2) / 2).astype("float32")  # ties where the scale is a power of two
+    gy = rng.standard_normal(shape, "float32")
+    tensor = torch.tensor(x, requires_grad=True)
+    if name == "tensor":
+        y = torch.fake_quantize_per_tensor_affine(
+            tensor, torch.tensor(scale), torch.tensor(zero_point), -8, 7
+        )
+    else:
+        y = torch.fake_quantize_per_channel_affine(
+            tensor, torch.tensor(scale), torch.tensor(zero_point), grid.axis % 2, -8, 7
+        )
+    y.backward(torch.tensor(gy))
+    form = asdict(grid)
+    np.testing.assert_array_equal(forward(x, scale, zero_point, **form), y.detach().numpy())
+    dx, _ = backward(gy, x, scale, zero_point, **form)
+    np.testing.assert_array_equal(dx, tensor.grad.numpy())
+
+
+@pytest.mark.parametrize("size", [1024, pytest.param(4096, marks=pytest.mark.slow)])
+def test_one_scale_for_a_large_tensor(size, rng):
+    """A sequential float32 sum of so many terms would be off by percents."""
+    scale, zero_point = np.float32(0.37), np.float32(1.2)
+    x, gy = (rng.standard_normal((size, size), "float32") for _ in range(2))
+    x *= 2
+    got = backward(gy, x, np.asarray(scale), np.asarray(zero_point))
+    assert_gradients(got, gy, x, scale, zero_point, Grid())
+
+
+@pytest.mark.parametrize("grid", [Grid(), Grid(axis=0), Grid(group_size=16)], ids=str)
+def test_symbolic_rows_give_the_same_bits(grid, rng):
+    name = "tensor" if grid == Grid() else "other"
+    gy, x, scale, zero_point = draw(rng, name, grid, (24, 40))
+    form = asdict(grid)
+    if grid.axis != 0:
+        np.testing.assert_array_equal(
+            forward(x, scale, zero_point, symbolic=True, **form),
+            forward(x, scale, zero_point, **form),
+        )
+        symbolic = backward(gy, x, scale, zero_point, symbolic=True, **form)
+        for a, b in zip(symbolic, backward(gy, x, scale, zero_point, **form), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (4, 0)])
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("grid", [Grid(), Grid(axis=-1), Grid(group_size=2)], ids=str)
+def test_empty_tensor_has_zero_gradients(shape, symbolic, grid):
+    """torch 2.13 returns the scale and the zero point themselves."""
+    if symbolic and grid.group_size and len(shape) == 1:
+        pytest.skip("the scale would have a symbolic shape of its own")
+    param = () if grid == Grid() else parameter_shape("other", grid, shape)
+    x = np.zeros(shape, "float32")
+    scale, zero_point = np.full(param, 0.5, "float32"), np.ones(param, "float32")
+    form = asdict(grid)
+    assert forward(x, scale, zero_point, symbolic=symbolic, **form).shape == shape
+    dx, ds, dz = backward(x, x, scale, zero_point, symbolic=symbolic, **form)
+    assert dx.shape == shape
+    np.testing.assert_array_equal(ds, np.zeros(param))
+    np.testing.assert_array_equal(dz, np.zeros(param))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_scalar(dtype):
+    x, scale = np.asarray(10, dtype), np.asarray(0.5, dtype)
+    assert forward(x, scale) == 3.5
+    dx, ds = backward(np.asarray(2, dtype), x, scale)
+    assert (dx, ds) == (0, 14)
+    assert dx.dtype == ds.dtype == dtype
+
+
+def test_float16_computes_in_float32(rng):
+    """x = ±0.0500183, scale 0.0999756: the ratio is just above a half, in float16 it is a tie."""
+    x, scale = np.array([0.0500183, -0.0500183], "float16"), np.asarray(0.0999756, "float16")
+    np.testing.assert_array_equal(evaluate(quantize, x, scale), [1, -1])
+    grid = Grid(group_size=8)
+    x = rng.standard_normal((16, 64)).astype("float16")
+    gy = rng.standard_normal((16, 64)).astype("float16")
+    scale = np.full((16, 8), 0.21, "float16")
+    got = backward(gy, x, scale, group_size=8)
+    dx, ds, _ = gradients(gy, x, scale, grid=grid)
+    np.testing.assert_array_equal(got[0], dx)
+    np.testing.assert_array_equal(got[1], ds.astype("float16"))
+
+
+def test_bfloat16_forward(rng):
+    x = rng.standard_normal((8, 32), "float32").astype("bfloat16")
+    scale = np.full((8, 4), 0.21, "float32")
+    expected = quantized(x.astype("float32"), scale, grid=Grid(group_size=8)).value
+    value = forward(x, scale, group_size=8)
+    np.testing.assert_array_equal(value, expected.astype("float32").astype("bfloat16"))
+
+
+def test_scale_is_rounded_to_the_dtype_it_is_deployed_in(rng):
+    grid = Grid(group_size=8, scale_dtype="float16")
+    gy, x, scale, zero_point = draw(rng, "groups", grid, (16, 64))
+    assert (scale != scale.astype("float16")).any()
+    form = asdict(grid)
+    value = forward(x, scale, zero_point, **form)
+    np.testing.assert_array_equal(
+        value, forward(x, scale.astype("float16"), zero_point, group_size=8)
+    )
+    got = backward(gy, x, scale, zero_point, **form)
+    assert_gradients(got, gy, x, scale, zero_point, grid)
+
+
+def test_infinities_clip_and_nan_stays(rng):
+    x = np.array([np.inf, -np.inf, np.nan, 1], "float32")
+    scale, zero_point = np.asarray(1, "float32"), np.asarray(2, "float32")
+    np.testing.assert_array_equal(forward(x, scale), [7, -8, np.nan, 1])
+    np.testing.assert_array_equal(evaluate(quantize, x, scale), [7, -8, 0, 1])
+    np.testing.assert_array_equal(evaluate(quantize, x, scale, zero_point), [7, -8, 2, 3])
+    dx, ds, dz = backward(np.ones(4, "float32"), x, scale, zero_point)
+    np.testing.assert_array_equal(dx, [0, 0, 0, 1])
+    assert (ds, dz) == (5 - 10, -2)
+
+
+def test_infinite_upstream_gradient_of_a_clipped_element_is_no_nan():
+    gy, x = np.array([np.inf, 1], "float32"), np.array([10, 0.25], "float32")
+    dx, _ = backward(gy, x, np.asarray(0.5, "float32"))
+    np.testing.assert_array_equal(dx, [0, 1])
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, np.nan])
+def test_bad_scale_at_run_time_is_as_documented(scale):
+    """0 stands for 0 whatever the code; x = 0 and NaN scales are NaN; a negative scale mirrors."""
+    x = np.array([-1.0, 0.0, 1.0], "float32")
+    value = forward(x, np.asarray(scale, "float32"))
+    expected = {0.0: [-0.0, np.nan, 0.0], -0.5: x}.get(scale, [np.nan] * 3)
+    np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_dequantize_subtracts_without_wrapping(dtype):
+    q, zero_point = np.array([0, 3], "uint8"), np.array(5, dtype)
+    value = evaluate(
+        lambda *a: dequantize(*a, signed=False, bits=8), q, np.asarray(0.5, "float32"), zero_point
+    )
+    np.testing.assert_array_equal(value, [-2.5, -1])
+
+
+def test_each_direction_is_one_kernel():
+    x = np.zeros((64, 64), "float32")
+    scale = np.ones((64, 2), "float32")
+    args = variables(x, x, scale, scale)
+    call = fake_quantize(*args[1:], group_size=32)
+    forth = lower(module(lambda gy, *rest: fake_quantize(*rest, group_size=32), args), "llvm")[1]
+    back = lower(
+        module(lambda *a: fake_quantize_grad(*a, **dict(call.attrs.items())), args), "llvm"
+    )[1]
+    assert [k.family for k in forth.kernels] == ["CpuFallback"]
+    assert [k.family for k in back.kernels] == ["FakeQuantizeGradient"]
+    assert len(forth.kernels) == len(back.kernels) == 1
+
+
+def test_compiles_for_cuda():
+    x, scales = np.zeros((64, 96), "float32"), [(), (64,), (64, 3)]
+    grids = [Grid(), Grid(axis=0), Grid(group_size=32)]
+    args = variables(x, x, *(np.ones(shape, "float32") for shape in scales))
+
+    def all_of_them(gy, x, *scales):
+        calls = []
+        for scale, grid in zip(scales, grids, strict=True):
+            attrs = dict(fake_quantize(x, scale, scale, **asdict(grid)).attrs.items())
+            calls.append(fake_quantize_grad(gy, x, scale, scale, **attrs))
+        return relax.Tuple(calls)
+
+    executable = build(module(all_of_them, args), "cuda -arch=sm_90")
+    assert all(kernel.family != "none" for kernel in executable.report.kernels)
