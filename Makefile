@@ -23,6 +23,7 @@ test-all: $(INSTALLED) lint
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py
+	$(BIN)/python tests/benchmarks/bench_fake_quantize.py
 	$(BIN)/python tests/benchmarks/bench_compile.py
 	$(BIN)/python tests/benchmarks/main_job.py --tokens 6000
 
