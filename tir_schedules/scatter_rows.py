@@ -26,8 +26,8 @@ def scatter_rows(dtype: str, index_dtype: str, mode: str) -> tirx.PrimFunc:
     def scatter_rows(rows: T.handle, indices: T.handle, table: T.handle):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8})
         p, m, n, d = T.int64(), T.int64(), T.int64(), T.int64()
-        R = T.match_buffer(rows, (p, m, d), dtype)
-        I = T.match_buffer(indices, (m,), index_dtype)
+        Rows = T.match_buffer(rows, (p, m, d), dtype)
+        Ids = T.match_buffer(indices, (m,), index_dtype)
         Y = T.match_buffer(table, (p, n, d), dtype)
         for i, j, k in T.grid(p, n, d):
             with T.sblock("zero"):
@@ -38,11 +38,11 @@ def scatter_rows(dtype: str, index_dtype: str, mode: str) -> tirx.PrimFunc:
         for i, j, k in T.grid(p, m, d):
             with T.sblock("add"):
                 vi, vj, vk = T.axis.remap("SRS", [i, j, k])
-                T.reads(R[vi, vj, vk], I[vj], Y[vi, 0:n, vk])
+                T.reads(Rows[vi, vj, vk], Ids[vj], Y[vi, 0:n, vk])
                 T.writes(Y[vi, 0:n, vk])
-                row: T.let[T.int64] = _row(I[vj], n, mode)
+                row: T.let[T.int64] = _row(Ids[vj], n, mode)
                 if row >= T.int64(0) and row < n:
-                    Y[vi, row, vk] = Y[vi, row, vk] + R[vi, vj, vk]
+                    Y[vi, row, vk] = Y[vi, row, vk] + Rows[vi, vj, vk]
 
     return scatter_rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -59,7 +60,7 @@ def product(lengths: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr:
     return tvm.sym.Analyzer().simplify(total)
 
 
-def axes_of(axis: object, ndim: int) -> list[int]:
+def axes_of(axis: Any, ndim: int) -> list[int]:
     """Axes as sorted numbers from 0; None is all of them."""
     if axis is None:
         return list(range(ndim))
@@ -92,17 +93,13 @@ def sum_to(bb: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.
     grad = bb.normalize(grad) if isinstance(grad, relax.Var) else bb.emit(grad)
     have, want = dims(grad), dims(like)
     lead = len(have) - len(want)
-    stretched = [
-        lead + i for i, w in enumerate(want) if same(w, 1) and not same(have[lead + i], 1)
-    ]
+    stretched = [lead + i for i, w in enumerate(want) if same(w, 1) and not same(have[lead + i], 1)]
     if lead or stretched:
         grad = wide_sum(bb, grad, [*range(lead), *stretched])
     return reshape(bb, grad, want)
 
 
-def count(
-    bb: relax.BlockBuilder, lengths: Sequence[tvm.ir.Expr], like: relax.Expr
-) -> relax.Expr:
+def count(bb: relax.BlockBuilder, lengths: Sequence[tvm.ir.Expr], like: relax.Expr) -> relax.Expr:
     """The product of lengths as a scalar of the dtype of `like`; known at run time if symbolic."""
     total = product(lengths)
     if isinstance(total, tvm.tirx.IntImm):

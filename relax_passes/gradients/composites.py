@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 
 from tvm import relax
+from tvm.relax import BlockBuilder as Builder
+from tvm.relax import Expr
 from tvm.relax import op as R
 
 from relax_passes.op._attention_plain import lower_plain
@@ -16,7 +18,6 @@ from relax_passes.op._attention_plain import lower_plain
 from ._rules import axes_of, cast, const, gradient
 from .reverse import vector_jacobian
 
-Expr, Builder = relax.Expr, relax.BlockBuilder
 _WIDE = ("float32", "float64")
 
 

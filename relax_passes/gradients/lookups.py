@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.relax import BlockBuilder as Builder
+from tvm.relax import Expr
 from tvm.relax import op as R
 
 from relax_passes.op.take_backward import take_backward
 
 from ._rules import gradient, none
-
-Expr, Builder = relax.Expr, relax.BlockBuilder
 
 
 @gradient("take")
@@ -38,7 +38,7 @@ def _gather_elements(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> 
 @gradient("scatter_elements")
 def _scatter_elements(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     """For reduction="add": every update, and the data, go to the result unchanged."""
-    x, indices, updates = call.args
+    indices = call.args[1]
     if str(call.attrs.reduction) != "add":
         raise ValueError(f'reduction={call.attrs.reduction!r}: only "add" has a gradient')
     return [g, *none(indices), R.gather_elements(g, indices, int(call.attrs.axis))]

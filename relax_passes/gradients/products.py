@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
+from tvm.ir import Op
+from tvm.relax import BlockBuilder as Builder
+from tvm.relax import Expr
 from tvm.relax import op as R
 
 from ._rules import cast, dims, gradient, product, reshape, sum_to
-
-Expr, Builder = relax.Expr, relax.BlockBuilder
 
 
 @gradient("matmul")
@@ -44,8 +45,15 @@ def _weight_gradient(bb: Builder, a: Expr, b: Expr, g: Expr) -> Expr:
 
 
 def _transposed(bb: Builder, x: Expr) -> Expr:
+    """`x` with its last two axes swapped; where that undoes a transpose, what was transposed."""
     n = x.ty.ndim
-    return bb.emit(R.permute_dims(x, [*range(n - 2), n - 1, n - 2]))
+    axes = [*range(n - 2), n - 1, n - 2]
+    made = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
+    if isinstance(made, relax.Call) and made.op == Op.get("relax.permute_dims"):
+        before = made.attrs.axes
+        if (list(map(int, before)) if before else list(range(n))[::-1]) == axes:
+            return made.args[0]
+    return bb.emit(R.permute_dims(x, axes))
 
 
 def _like(bb: Builder, partial: Expr, matrix: Expr, arg: Expr) -> Expr:
@@ -66,10 +74,7 @@ def _einsum(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr
     terms, operands = inputs.split(","), list(call.args[0])
     return [
         relax.Tuple(
-            [
-                _einsum_partial(bb, terms, operands, output, i, g)
-                for i in range(len(operands))
-            ]
+            [_einsum_partial(bb, terms, operands, output, i, g) for i in range(len(operands))]
         )
     ]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.relax import BlockBuilder as Builder
+from tvm.relax import Expr
 from tvm.relax import op as R
 
 from ._rules import axes_of, cast, const, count, dims, gradient, sum_to
-
-Expr, Builder = relax.Expr, relax.BlockBuilder
 
 
 def _restored(bb: Builder, y: Expr, call: relax.Call) -> Expr:

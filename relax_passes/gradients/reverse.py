@@ -73,7 +73,7 @@ class ReverseMode:
 
     def add(self, expr: relax.Expr, partial: Adjoint) -> None:
         """Add `partial` to the adjoint of `expr`, a variable or a tuple of them."""
-        if partial is None or isinstance(expr, relax.Var) and not self.is_active(expr):
+        if partial is None or (isinstance(expr, relax.Var) and not self.is_active(expr)):
             return
         if isinstance(expr, relax.Tuple):
             for field, part in zip(expr, self._parts(partial), strict=True):
@@ -89,9 +89,7 @@ class ReverseMode:
             return [self._leaf_sum(a, b, ty, like) for a, b, ty in pairs]
         return self._leaf_sum(old, new, like.ty, like)
 
-    def _leaf_sum(
-        self, old: Adjoint, new: Adjoint, ty: tvm.ir.Type, like: relax.Var
-    ) -> Adjoint:
+    def _leaf_sum(self, old: Adjoint, new: Adjoint, ty: tvm.ir.Type, like: relax.Var) -> Adjoint:
         if new is None or is_no_grad(new):
             return old
         new = self._emit(new, like)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
+from tvm.relax import BlockBuilder as Builder
+from tvm.relax import Expr
 from tvm.relax import op as R
 
 from ._rules import dims, gradient, none, reshape, wide_sum
-
-Expr, Builder = relax.Expr, relax.BlockBuilder
 
 
 @gradient("reshape", "flatten", "squeeze", "expand_dims")
@@ -50,9 +50,9 @@ def _flip(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     return [R.flip(g, int(call.attrs.axis))]
 
 
-@gradient("tril")
-def _tril(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
-    return [R.tril(g, call.args[1]), *none(call.args[1])]
+@gradient("tril", "triu")
+def _triangle(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    return [relax.Call(call.op, [g, call.args[1]], call.attrs), *none(call.args[1])]
 
 
 @gradient("repeat")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax import BlockBuilder as Builder
+from tvm.relax import Expr
 from tvm.relax import op as R
 
 from ._rules import dims, gradient, none, reshape, same
 
-Expr, Builder = relax.Expr, relax.BlockBuilder
 _ANALYZER = tvm.sym.Analyzer()
 
 

@@ -60,9 +60,7 @@ def find_paths(
     return Paths(name, bindings, active, reached, used)
 
 
-def _active(
-    bindings: list[relax.expr.Binding], sources: Iterable[relax.Var]
-) -> set[relax.Var]:
+def _active(bindings: list[relax.expr.Binding], sources: Iterable[relax.Var]) -> set[relax.Var]:
     active = set(sources)
     for binding in bindings:
         if _can_carry(binding.var.ty) and any(v in active for v in _carriers(binding.value)):
@@ -90,7 +88,9 @@ def _carriers(value: relax.Expr) -> Iterator[relax.Var]:
         yield from relax.analysis.free_vars(value)
     elif isinstance(value, relax.Call):
         name = getattr(value.op, "name", "") if isinstance(value.op, Op) else ""
-        skipped = range(len(value.args)) if name in ZERO_GRADIENT else _INDEX_ARGUMENTS.get(name, ())
+        skipped = (
+            range(len(value.args)) if name in ZERO_GRADIENT else _INDEX_ARGUMENTS.get(name, ())
+        )
         for i, arg in enumerate(value.args):
             if i not in skipped:
                 yield from _carriers(arg)

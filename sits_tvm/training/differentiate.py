@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import IRModule, relax
 from tvm.relax import op as R
@@ -15,7 +14,8 @@ from sits_tvm.diagnostics import Diagnostic, SitsError, collect, emit, raise_err
 from sits_tvm.report import Report
 
 from ._inlining import fresh_shapes, straight_line
-from ._paths import Paths, cuts, find_paths, is_float, obstacles
+from ._paths import Paths, cuts, find_paths, obstacles
+from ._requests import check_function, check_loss, wanted_positions
 
 SUFFIX = "_adjoint"
 
@@ -62,9 +62,9 @@ def differentiate(
         that is no float scalar, every op without a gradient on a path (by function and binding),
         a cast to an integer, a required gradient that some binding cuts off.
     """
-    _check_function(mod, func)
-    wanted = _wanted(mod[func], func, require_grads)
-    _check_loss(mod[func], func, target_index)
+    check_function(mod, func)
+    wanted = wanted_positions(mod[func], func, require_grads)
+    check_loss(mod[func], func, target_index)
     flat = _prepared(mod, func, report)
     flat_func = fresh_shapes(flat[func])
     block = _single_block(flat_func, func)
@@ -76,80 +76,10 @@ def differentiate(
     return _with_adjoint(mod, flat_func, paths, sources, target)
 
 
-def _check_function(mod: IRModule, func: str) -> None:
-    names = [
-        gv.name_hint for gv, f in mod.functions.items() if isinstance(f, relax.Function)
-    ]
-    if func not in names:
-        message = f"the module has no Relax function {func!r}; it has {', '.join(names)}"
-        raise SitsError([Diagnostic.error("no-such-function", message)])
-
-
-def _wanted(
-    func: relax.Function, name: str, require_grads: Any
-) -> list[int]:
-    """The positions of the arguments whose gradient is asked for."""
-    if require_grads is None:
-        first = int((func.attrs or {}).get("num_input", 0))
-        return [i for i, p in enumerate(func.params) if i >= first and is_float(p.ty)]
-    is_one = isinstance(require_grads, str | relax.Var)
-    asked = [require_grads] if is_one else list(require_grads)
-    found, faults = [], []
-    for one in asked:
-        positions = [i for i, p in enumerate(func.params) if _is_param(p, one)]
-        fault = _fault(func, positions, one, found)
-        if fault is None:
-            found.append(positions[0])
-        else:
-            faults.append(Diagnostic.error("require-grads", fault[0], function=name, help=fault[1]))
-    raise_errors(faults)
-    return found
-
-
-def _is_param(param: relax.Var, one: str | relax.Var) -> bool:
-    return param.name == one if isinstance(one, str) else param.same_as(one)
-
-
-def _fault(
-    func: relax.Function, positions: list[int], one: Any, found: list[int]
-) -> tuple[str, str] | None:
-    shown = one if isinstance(one, str) else getattr(one, "name", repr(one))
-    if not positions:
-        names = ", ".join(p.name for p in func.params)
-        return f"{shown!r} is no argument of the function", f"its arguments are {names}"
-    ty = func.params[positions[0]].ty
-    if not is_float(ty):
-        return f"{shown!r} is {ty}: only floats have gradients", "leave it out of require_grads"
-    if positions[0] in found:
-        return f"{shown!r} is given twice", "leave one out"
-    if not isinstance(ty.shape, relax.ShapeExpr):
-        return f"{shown!r} is {ty}, of unknown shape", "give it a shape, symbolic or not"
-    return None
-
-
-def _check_loss(func: relax.Function, name: str, target_index: int) -> None:
-    ty, where = func.ret_ty, "the result"
-    if isinstance(ty, relax.TupleType):
-        where = f"field {target_index} of the result"
-        if not 0 <= target_index < len(ty.fields):
-            _refuse_loss(name, f"there is no {where}: it has {len(ty.fields)} fields", "")
-        ty = ty.fields[target_index]
-    elif target_index != 0:
-        _refuse_loss(name, f"target_index={target_index}, but the result is no tuple", "")
-    if not is_float(ty) or ty.ndim != 0:
-        advice = 'return a float scalar, as R.mean(y) or R.sum(y): R.Tensor((), "float32")'
-        _refuse_loss(name, f"the loss must be a float of shape (); {where} is {ty}", advice)
-
-
-def _refuse_loss(name: str, message: str, advice: str) -> None:
-    raise SitsError([Diagnostic.error("loss-not-scalar", message, function=name, help=advice)])
-
-
 def _prepared(mod: IRModule, func: str, report: Report | None) -> IRModule:
     with collect() as found:
         flat = straight_line(mod, func)
-        fix = getattr(relax_passes, "FixQuantizeGradient", None)
-        flat = flat if fix is None else fix(report=report)(flat)
+        flat = relax_passes.FixQuantizeGradient(report=report)(flat)
     raise_errors(found)
     for diagnostic in found:
         emit(diagnostic)
@@ -250,9 +180,7 @@ def _walk_back(
     return walk
 
 
-def _rule_failed(
-    function: str, binding: relax.expr.Binding, error: Exception
-) -> Diagnostic:
+def _rule_failed(function: str, binding: relax.expr.Binding, error: Exception) -> Diagnostic:
     shown = f"{binding.var.name}: {binding.var.ty} = {binding.value}"
     op = binding.value.op.name.removeprefix("relax.")
     message = f"the gradient of R.{op} refuses: {error}"
