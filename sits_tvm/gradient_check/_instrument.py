@@ -53,7 +53,7 @@ def instrument(mod: IRModule, name: str, require_grads: Sequence[str] | None) ->
     out = mod.clone()
     out.update_func(mod.get_global_var(name), forward)
     out.update_func(mod.get_global_var(name + SUFFIX), backward)
-    out = relax.transform.ConvertToDataflow()(out)
+    out = relax.transform.ConvertToDataflow()(relax.transform.Normalize()(out))
     return Instrumented(out, adjoint, forward_keys, adjoint_keys)
 
 

@@ -37,25 +37,35 @@ def to_dtype(tensor: Any, dtype: str) -> Any:
     return tensor if narrow is None else tensor.to(narrow).to(torch.float64)
 
 
-def round_to(value: Any, ty: tvm.ir.Type) -> Any:
+def perturbed(value: Any, ty: tvm.ir.Type, random: Any) -> Any:
+    """`value`, and the gradient that comes back, off by up to half a unit of the dtype of `ty`.
+
+    `random` is a torch.Generator. Integers stay as they are.
+    """
     import torch
 
     if not isinstance(ty, relax.TensorType) or value.dtype != torch.float64:
         return value
-    return _rounding_function().apply(value, str(ty.dtype))
+    dtype = getattr(torch, str(ty.dtype), None)
+    if dtype is None or not dtype.is_floating_point:
+        return value
+    return _perturbation().apply(value, torch.finfo(dtype).eps, random)
 
 
-def _rounding_function() -> Any:
+def _perturbation() -> Any:
     import torch
 
-    class Rounding(torch.autograd.Function):
+    def off(x: Any, eps: float, random: Any) -> Any:
+        return x * (1 + eps * (torch.rand(x.shape, generator=random, dtype=x.dtype) - 0.5))
+
+    class Perturbation(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any, dtype: str) -> Any:
-            ctx.dtype = dtype
-            return to_dtype(x, dtype)
+        def forward(ctx: Any, x: Any, eps: float, random: Any) -> Any:
+            ctx.how = eps, random
+            return off(x, eps, random)
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            return to_dtype(gradient, ctx.dtype), None
+            return off(gradient, *ctx.how), None, None
 
-    return Rounding
+    return Perturbation

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import IRModule, relax
+from tvm import IRModule, relax, tirx
 
 from relax_passes._adjoint import read_adjoint
 from relax_passes._gradient_paths import walk_gradients
@@ -118,7 +118,7 @@ def _fault(
         message = f"no argument is named {name!r}; there are {', '.join(types)}"
         return [Diagnostic.error("arguments", message, function=function)]
     ty = types[name]
-    static = [int(d) if str(d).isdigit() else None for d in ty.shape or value.shape]
+    static = [int(d) if isinstance(d, tirx.IntImm) else None for d in ty.shape or value.shape]
     fits = len(static) == value.ndim and all(
         d is None or d == n for d, n in zip(static, value.shape, strict=True)
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LIMITS = {"float64": 1e-5, "float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
-# Float32 sums of many terms stray further than the rounding of single values that `noise` holds.
+# Sums of many terms stray further than the roundings of single values that `noise` holds.
 _NOISE_FACTOR = 16.0
 
 

@@ -16,7 +16,7 @@ from sits_tvm.diagnostics import Diagnostic, SitsError
 from tir_schedules.tir_nodes import substitute
 
 from . import _twin_arithmetic, _twin_layers, _twin_quantize, _twin_shapes
-from ._torch_values import as_point, round_to, to_torch
+from ._torch_values import as_point, perturbed, to_torch
 
 RULES = {
     f"relax.{name}": rule
@@ -113,7 +113,7 @@ class Twin:
         self._require_rules()
 
     def run(
-        self, args: Sequence[Any], points: Points | None = None, *, rounded: bool = False
+        self, args: Sequence[Any], points: Points | None = None, *, noise: Any = None
     ) -> TwinRun:
         """Evaluate on torch tensors, one per parameter, floats in float64.
 
@@ -122,11 +122,11 @@ class Twin:
         points : mapping of (site, argument) to array, optional
             Arguments of the ops in `sites` as a compiled function saw them. An argument that is
             missing is taken from the twin, rounded to its dtype.
-        rounded : bool
-            Round every value and every gradient to the dtype of its variable: the noise that any
-            implementation in that precision has.
+        noise : torch.Generator, optional
+            Displace every value and every gradient by up to half a unit of the dtype of its
+            variable, at random: what any implementation in that precision has.
         """
-        return _Evaluation(self, args, points or {}, rounded).run()
+        return _Evaluation(self, args, points or {}, noise).run()
 
     def _require_rules(self) -> None:
         missing = [
@@ -145,8 +145,8 @@ class Twin:
 
 
 class _Evaluation:
-    def __init__(self, twin: Twin, args: Sequence[Any], points: Points, rounded: bool) -> None:
-        self.twin, self.points, self.rounded = twin, points, rounded
+    def __init__(self, twin: Twin, args: Sequence[Any], points: Points, noise: Any) -> None:
+        self.twin, self.points, self.noise = twin, points, noise
         self.values: dict[relax.Var, Any] = {}
         self.extents: dict[tirx.Var, Any] = {}
         self.quantized: dict[int, Any] = {}
@@ -170,7 +170,7 @@ class _Evaluation:
         if call.op.name in QUANTIZERS and index is not None:
             self.quantized[index] = value.detach()
             self.clipped[index] = _twin_quantize.clipped(call, args, at)
-        return round_to(value, binding.var.ty) if self.rounded else value
+        return value if self.noise is None else perturbed(value, binding.var.ty, self.noise)
 
     def _points(self, index: int, call: relax.Call, args: Sequence[Any]) -> list[Any]:
         return [
