@@ -19,6 +19,7 @@ def straight_line(mod: IRModule, name: str) -> IRModule:
     inlined stays. Batch norms are written out, with the statistics of the batch.
     """
     kernels = {gv: f for gv, f in mod.functions.items() if not isinstance(f, relax.Function)}
+    mod = relax.transform.ToNonDataflow()(mod)  # a callee's bindings may land in either block
     func = _Inliner(mod, name).visit_expr(mod[name])
     func = relax.Function(func.params, func.body, None, func.is_pure, func.attrs)
     flat = IRModule({**kernels, mod.get_global_var(name): func})

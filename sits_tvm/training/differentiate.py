@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm import IRModule, relax
+from tvm.ir.transform import Pass
 from tvm.relax import op as R
 
-import relax_passes
+from relax_passes.fix_quantize_gradient import FixQuantizeGradient
 from relax_passes.gradients import ReverseMode
 from relax_passes.gradients.reverse import zeros
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
@@ -79,7 +80,8 @@ def differentiate(
 def _prepared(mod: IRModule, func: str, report: Report | None) -> IRModule:
     with collect() as found:
         flat = straight_line(mod, func)
-        flat = relax_passes.FixQuantizeGradient(report=report)(flat)
+        fix: Pass = FixQuantizeGradient(report=report)
+        flat = fix(flat)
     raise_errors(found)
     for diagnostic in found:
         emit(diagnostic)
