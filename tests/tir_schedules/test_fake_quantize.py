@@ -115,6 +115,17 @@ def test_equals_torch_bit_for_bit(name, rng):
     np.testing.assert_array_equal(dx, tensor.grad.numpy())
 
 
+def test_divides_and_does_not_multiply_by_a_reciprocal(rng):
+    """Half steps of scales that are no powers of two: a reciprocal moves some of these ties."""
+    scale = rng.uniform(0.1, 1, 512).astype("float32")
+    x = ((np.arange(-9, 9) + 0.5)[:, None] * scale).astype("float32")
+    expected = quantized(x, scale).code
+    wrong = np.clip(np.rint(x * (np.float32(1) / scale)), -8, 7)
+    assert (wrong != expected).sum() > 100
+    np.testing.assert_array_equal(evaluate(quantize, x, scale), expected)
+    np.testing.assert_array_equal(forward(x, scale), quantized(x, scale).value.astype("float32"))
+
+
 @pytest.mark.parametrize("size", [1024, pytest.param(4096, marks=pytest.mark.slow)])
 def test_one_scale_for_a_large_tensor(size, rng):
     """A sequential float32 sum of so many terms would be off by percents."""
