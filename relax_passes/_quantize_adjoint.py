@@ -1,8 +1,8 @@
 """Make ``<f>_adjoint`` anew where quantization in it is spelled in other ops than ours.
 
 The forward part is taken from the adjoint itself, its quantization replaced by the op, and
-differentiated again. Then both adjoints are compared from their results backwards: they may differ
-only in what flows out of quantization. Any other difference was made by hand, and is refused.
+differentiated again. The two may differ only in what flows out of quantization, see
+`_quantize_adjoint_comparison`. Any other difference was made by hand, and is refused.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _differentiate(
             problems.append(str(error).strip().splitlines()[-1])
             continue
         difference = _renamed(adjoint) or first_difference(
-            func, made, {s.var.name for s in spelled}
+            func, _forward(func), made, fixed, {site.var.name for site in spelled}
         )
         if difference is None:
             return made

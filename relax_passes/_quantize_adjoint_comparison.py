@@ -1,122 +1,104 @@
-"""Compare an adjoint with the one that `Gradient` makes, but for what quantization passes back."""
+"""Tell an adjoint that `Gradient` made, by whatever rules, from one that was edited by hand.
+
+Of each gradient `<v>_adjoint` two things are compared with an adjoint that is made now: which other
+gradients it is computed from, and with which constants. Rules may write the same product in other
+ops; they do not change these. Inside of quantization, which is what the rules were wrong about,
+nothing is compared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-import tvm_ffi
+import tvm
 from tvm import relax
 
-from relax_passes._adjoint import bindings_of
+from relax_passes._adjoint import bindings_of, primal_name, used_vars
 from relax_passes._quantize_values import Values
 
-_GRADIENT = "sits.fake_quantize_grad"
-# Through these alone, a partial of quantization reaches the scale or tensor it belongs to.
-_CARRIES = (
-    "add",
-    "astype",
-    "broadcast_to",
-    "collapse_sum_like",
-    "collapse_sum_to",
-    "expand_dims",
-    "permute_dims",
-    "reshape",
-    "squeeze",
-    "sum",
-)
-_ZEROS = ("zeros", "zeros_like")
+
+@dataclass
+class Sources:
+    """Names of the variables whose gradients a value is computed from, and constants on the way."""
+
+    names: set[str] = field(default_factory=set)
+    constants: set[float] = field(default_factory=set)
+
+    def add(self, other: Sources) -> None:
+        self.names |= other.names
+        self.constants |= other.constants
 
 
-def first_difference(given: relax.Function, made: relax.Function, sites: set[str]) -> str | None:
-    """The variable of `given` where the two differ by more than what quantization passes back."""
-    return _Comparison(given, made, sites).run()
+def first_difference(
+    given: relax.Function,
+    given_forward: relax.Function,
+    made: relax.Function,
+    made_forward: relax.Function,
+    sites: set[str],
+) -> str | None:
+    """The variable whose gradients differ besides quantization, or None.
+
+    `sites` are the names of the results of quantization.
+    """
+    old_names, new_names = (
+        {b.var.name for b in bindings_of(f)} for f in (given_forward, made_forward)
+    )
+    old = sources_of_gradients(given, old_names - new_names)
+    new = sources_of_gradients(made, new_names - old_names)
+    touched = _reaching(new, sites)
+    for name in {**new, **old}:
+        if name not in old and name not in touched:
+            return name
+        if name in old and (
+            name not in new or not _agree(old[name], new[name], name, touched, sites)
+        ):
+            return name
+    return None
 
 
-class _Comparison:
-    def __init__(self, given: relax.Function, made: relax.Function, sites: set[str]) -> None:
-        self.given, self.made, self.sites = Values(given), Values(made), sites
-        self.named = {b.var.name: b.var for b in bindings_of(given)}
-        self.params = dict(zip(given.params, made.params, strict=True))
-        self.after = _depending_on_partials(self.made, made)
-        self.todo: list[tuple[relax.Expr, relax.Expr]] = [(given.body.body, made.body.body)]
-        self.done: set[tuple[relax.Expr, relax.Expr]] = set()
-
-    def run(self) -> str | None:
-        while self.todo:
-            a, b = self.todo.pop()
-            name = a.name if isinstance(a, relax.Var) else str(a)
-            a_value, b_value = self.given.of(a), self.made.of(b)
-            key = (a_value, b_value)
-            if key in self.done:
-                continue
-            self.done.add(key)
-            if not self._equal(a, b, a_value, b_value):
-                return name
-        return None
-
-    def _equal(self, a: relax.Expr, b: relax.Expr, given: relax.Expr, made: relax.Expr) -> bool:
-        """Whether two values are alike, their operands put off."""
-        if isinstance(made, relax.Var):
-            return isinstance(given, relax.Var) and self.params.get(given) == made
-        op, _ = self.made.call(made)
-        if op == "sits.fake_quantize" and isinstance(b, relax.Var) and b.name in self.sites:
-            return isinstance(a, relax.Var) and a.name == b.name
-        gradients = list(self._partials(made))
-        if gradients:
-            return all(self._has_gradient(given, call) for call in gradients)
-        if self.given.call(given)[0] in _ZEROS and made in self.after:
-            return True
-        return self._same_op(given, made)
-
-    def _same_op(self, given: relax.Expr, made: relax.Expr) -> bool:
-        if type(given) is not type(made):
-            return False
-        if isinstance(made, relax.Call):
-            if not (
-                tvm_ffi.structural_equal(given.op, made.op)
-                and tvm_ffi.structural_equal(given.attrs, made.attrs)
-                and len(given.args) == len(made.args)
-            ):
-                return False
-            self.todo += zip(given.args, made.args, strict=True)
-            return True
-        if isinstance(made, relax.Tuple):
-            self.todo += zip(given.fields, made.fields, strict=False)
-            return len(given.fields) == len(made.fields)
-        if isinstance(made, relax.TupleGetItem):
-            self.todo.append((given.tuple_value, made.tuple_value))
-            return given.index == made.index
-        return bool(tvm_ffi.structural_equal(given, made))
-
-    def _partials(self, made: relax.Expr, depth: int = 8) -> Iterator[relax.Call]:
-        """The gradient calls of quantization that `made` carries on, and nothing but them."""
-        if isinstance(made, relax.TupleGetItem):
-            op, call = self.made.call(made.tuple_value)
-            if op == _GRADIENT:
-                yield call
-        op, call = self.made.call(made)
-        if op == _GRADIENT:
-            yield call
-        if op in _CARRIES and depth:
-            for arg in call.args:
-                yield from self._partials(self.made.of(arg), depth - 1)
-
-    def _has_gradient(self, given: relax.Expr, partial: relax.Call) -> bool:
-        """The upstream gradient of a site must be alike too, unless nothing of it is used."""
-        upstream = partial.args[0]
-        if isinstance(upstream, relax.Var) and upstream.name in self.named:
-            self.todo.append((self.named[upstream.name], upstream))
-            return True
-        return self.given.call(given)[0] in _ZEROS
+def _agree(old: Sources, new: Sources, name: str, touched: set[str], sites: set[str]) -> bool:
+    """What quantization passes back directly may be anything; what was lost behind it, nothing."""
+    if new.names & sites:
+        return old.names <= new.names
+    if name in touched and not old.names:
+        return True
+    return old.names == new.names and old.constants == new.constants
 
 
-def _depending_on_partials(values: Values, made: relax.Function) -> set[relax.Expr]:
-    """The values that are computed from partials of quantization."""
-    variables: set[relax.Var] = set()
-    found: set[relax.Expr] = set()
-    for binding in bindings_of(made):
-        is_partial = values.call(binding.value)[0] == _GRADIENT
-        if is_partial or variables & set(relax.analysis.free_vars(binding.value)):
-            variables.add(binding.var)
-            found.add(binding.value)
+def sources_of_gradients(func: relax.Function, inner: set[str]) -> dict[str, Sources]:
+    """By name of the primal variable; gradients of `inner` variables are seen through."""
+    values = Values(func)
+    backward: dict[relax.Var, Sources] = {}
+    found: dict[str, Sources] = {}
+    for binding in bindings_of(func):
+        name = primal_name(binding.var.name)
+        reads = [v for v in used_vars(binding.value) if v in backward]
+        if name is None and not reads:
+            continue
+        sources = Sources(constants=set(_constants(values, binding.value)))
+        for var in reads:
+            sources.add(backward[var])
+        if name is not None and name not in inner:
+            sources.names.discard(name)
+            found.setdefault(name, Sources()).add(sources)
+            sources = Sources({name})
+        backward[binding.var] = sources
     return found
+
+
+def _constants(values: Values, value: relax.Expr) -> Iterator[float]:
+    for arg in value.args if isinstance(value, relax.Call) else ():
+        if isinstance(values.of(arg), tvm.ir.GenericConst):
+            number = values.number(arg)
+            yield float("nan") if number is None else number
+
+
+def _reaching(sources: dict[str, Sources], sites: set[str]) -> set[str]:
+    """The names whose gradients are computed, also in many steps, from those of `sites`."""
+    reaching = set(sites)
+    size = 0
+    while len(reaching) != size:
+        size = len(reaching)
+        reaching |= {name for name, s in sources.items() if s.names & reaching}
+    return reaching - sites

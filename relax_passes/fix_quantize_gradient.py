@@ -138,5 +138,21 @@ class _Replacer(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if binding.var in self.made:
-            binding = relax.VarBinding(binding.var, self.made[binding.var]())
+            binding = relax.VarBinding(binding.var, self._emit_parameters(binding.var))
         super().visit_var_binding_(binding)
+
+    def _emit_parameters(self, var: relax.Var) -> relax.Call:
+        """The call for `var`; a scale or zero point in a new shape gets a name after it."""
+        call = self.made[var]()
+        names = ("", f"{var.name}_scale", f"{var.name}_zero_point")
+        args = [
+            self._emit(arg, name) if isinstance(arg, relax.Call) else arg
+            for arg, name in zip(call.args, names, strict=False)
+        ]
+        return relax.Call(call.op, args, call.attrs)
+
+    def _emit(self, call: relax.Call, name: str) -> relax.Var:
+        first, *rest = call.args
+        if isinstance(first, relax.Call):
+            first = self._emit(first, name)
+        return self.builder_.emit(relax.Call(call.op, [self.visit_expr(first), *rest]), name)

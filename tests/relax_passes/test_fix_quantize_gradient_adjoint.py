@@ -10,6 +10,7 @@ from quantize_forms import Builder, const, one_function, op_names
 from tvm import relax
 from tvm.ir import Op, assert_structural_equal
 from tvm.ir.op import register_op_attr
+from tvm.relax.op._op_gradient import sum_grad
 from tvm.relax.op.grad import no_grad
 from tvm.relax.utils import copy_with_new_vars
 
@@ -80,6 +81,7 @@ WRONG = [
     ("sign and scale", by_quantize, {"dequantize": without_scale, "clip": identity}),
     ("zero point", with_zero_point, {"clip": identity, "round": zero}),
     ("two sites", activations_too, {"clip": identity}),
+    ("TVM's own sum", in_floats, {"clip": identity, "sum": sum_grad}),
     ("right, in many ops", in_floats, {}),
 ]
 
