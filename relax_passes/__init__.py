@@ -6,14 +6,14 @@ from . import gradients, op
 from ._import_fixes import IMPORT_FIXES
 from .bound_take_indices import BoundTakeIndices
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
-from .gradient_conservation_check import GradientConservationCheck, gradient_conservation_check
 from .fix_quantize_gradient import FixQuantizeGradient
+from .gradient_conservation_check import GradientConservationCheck, gradient_conservation_check
 from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
 from .pack_fake_quantized_weights import PackFakeQuantizedWeights
 from .quantize_matmul_weights import QuantizeMatmulWeights
 from .simplify_symbolic_shapes import SimplifySymbolicShapes
-from .split_shared_transposes import SplitSharedTransposes
+from .split_shared_operands import SplitSharedOperands
 from .unpack_int4_constants import UnpackInt4Constants
 from .widen_bfloat16_ops import WidenBfloat16Ops
 from .widen_cumsum import WidenCumsum
@@ -23,14 +23,14 @@ __all__ = [
     "IMPORT_FIXES",
     "BoundTakeIndices",
     "CheckSubByteBuffers",
-    "GradientConservationCheck",
     "FixQuantizeGradient",
+    "GradientConservationCheck",
     "LowerAttention",
     "NormalizeNegativeIndices",
     "PackFakeQuantizedWeights",
     "QuantizeMatmulWeights",
     "SimplifySymbolicShapes",
-    "SplitSharedTransposes",
+    "SplitSharedOperands",
     "UnpackInt4Constants",
     "WidenBfloat16Ops",
     "WidenCumsum",

@@ -54,7 +54,7 @@ class Adjoint:
     def target_index(self) -> int:
         """Which output was differentiated: the one that the seed is named after, else the first."""
         target = None if self.seed is None else primal_name(self.seed.var.name)
-        names = [out.name if isinstance(out, relax.Var) else "" for out in self.outputs]
+        names = [identifier(out.name) if isinstance(out, relax.Var) else "" for out in self.outputs]
         return names.index(target) if target in names else 0
 
 
@@ -115,10 +115,15 @@ def used_vars(value: relax.Expr) -> Iterator[relax.Var]:
         yield from relax.analysis.free_vars(value)
 
 
+def identifier(name: str) -> str:
+    """A name as BlockBuilder makes names: dots and the like are underscores."""
+    return re.sub(r"\W", "_", name)
+
+
 def primal_name(adjoint: str) -> str | None:
-    """The variable whose gradient a variable of this name holds, by `Gradient`'s naming."""
+    """The `identifier` of the variable whose gradient this variable holds, by its name."""
     found = _ADJOINT_NAME.match(adjoint)
-    return found[1] if found else None
+    return identifier(found[1]) if found else None
 
 
 def _function(mod: IRModule, name: str) -> relax.Function:
@@ -150,8 +155,9 @@ def _parameters_of(
     names = require_grads
     if names is None:
         read = [primal_name(g.name) if isinstance(g, relax.Var) else None for g in gradients]
-        if all(n in params for n in read) and len(set(read)) == len(read):
-            names = [str(n) for n in read]
+        known = {identifier(name): name for name in params}
+        if all(n in known for n in read) and len(set(read)) == len(read):
+            names = [known[str(n)] for n in read]
         elif len(gradients) == len(params):
             names = list(params)
     if names is None or len(names) != len(gradients) or any(n not in params for n in names):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import tvm
 from tvm import relax
 
-from relax_passes._adjoint import SUFFIX, Adjoint, primal_name, used_vars
+from relax_passes._adjoint import SUFFIX, Adjoint, identifier, primal_name, used_vars
 from sits_tvm.diagnostics import Diagnostic
 
 _DIFFERENTIATE = "run FixQuantizeGradient, or sits_tvm.differentiate(), which runs it for you"
@@ -112,7 +112,7 @@ def _first_with_gradient(
     for binding in reversed(adjoint.forward_bindings()):
         if binding.var not in used:
             continue
-        has_gradient = binding.var.name in with_gradient
+        has_gradient = identifier(binding.var.name) in with_gradient
         end = binding if has_gradient else below.get(binding.var, binding)
         for var in used_vars(binding.value):
             used.add(var)
@@ -123,7 +123,7 @@ def _first_with_gradient(
 def _loss_vars(adjoint: Adjoint) -> Iterator[relax.Var]:
     """The variable that was differentiated; all of the forward function if that is not known."""
     target = primal_name(adjoint.seed.var.name) if adjoint.seed is not None else None
-    named = [b.var for b in adjoint.forward_bindings() if b.var.name == target]
+    named = [b.var for b in adjoint.forward_bindings() if identifier(b.var.name) == target]
     return iter(named or [b.var for b in adjoint.forward_bindings()])
 
 
@@ -202,10 +202,11 @@ def _same_shape(one: tvm.ir.Type, other: tvm.ir.Type) -> bool:
 
 
 def _unique(variables: Iterable[relax.Var]) -> dict[str, relax.Var]:
-    """By name, without the names that several variables have."""
+    """By `identifier`, without those that several variables have."""
     found = list(variables)
-    counts = Counter(var.name for var in found)
-    return {var.name: var for var in found if counts[var.name] == 1}
+    counts = Counter(identifier(var.name) for var in found)
+    names = {identifier(var.name): var for var in found}
+    return {name: var for name, var in names.items() if counts[name] == 1}
 
 
 def _bits(var: relax.Var) -> int:

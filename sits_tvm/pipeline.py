@@ -42,6 +42,7 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
     return [
         passes.UnpackInt4Constants(),
         passes.CheckSubByteBuffers(),
+        passes.FixQuantizeGradient(report),
         *_gradient_check(config, report),
         relax.transform.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
@@ -86,7 +87,7 @@ def kernel_passes(target: Target) -> list[Pass]:
         passes.BoundTakeIndices(),
         passes.LowerAttention(),
         passes.WidenBfloat16Ops(),
-        passes.SplitSharedTransposes(),
+        passes.SplitSharedOperands(),
         relax.transform.FuseTransposeMatmul(),
         *_backend(target).library_dispatch_passes(target),
         relax.transform.LegalizeOps(),

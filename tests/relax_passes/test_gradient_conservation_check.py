@@ -278,3 +278,16 @@ def test_time_is_linear_in_the_number_of_bindings():
     print(f"\n{bindings[0]} bindings: {fast:.2f} s; {bindings[1]} bindings: {slow:.2f} s")
     assert slow < 10
     assert slow < 8 * fast
+
+
+def test_parameters_with_dots_in_their_names():
+    """A model from PyTorch; the variables of its gradients have underscores there."""
+    bb = relax.BlockBuilder()
+    names = ("block.0.weight", "block.1.weight")
+    params = [relax.Var(n, relax.TensorType((3,), "float32")) for n in names]
+    with bb.function("main", params):
+        with bb.dataflow():
+            loss = bb.emit_output(O.sum(O.multiply(*params)))
+        bb.emit_func_output(loss)
+    mod = bb.get()
+    assert found(relax.transform.Gradient("main", list(reversed(mod["main"].params)))(mod)) == []

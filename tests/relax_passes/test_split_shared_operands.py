@@ -4,11 +4,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 from tvm.ir import assert_structural_equal
+from tvm.relax import op as O
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 import sits_tvm
-from relax_passes.split_shared_transposes import SplitSharedTransposes
+from relax_passes.split_shared_operands import SplitSharedOperands
 
 
 @I.ir_module
@@ -35,7 +36,7 @@ def test_leaves_a_transpose_with_one_reader_alone():
                 R.output(y)
             return y
 
-    assert_structural_equal(SplitSharedTransposes()(Mod), Mod)
+    assert_structural_equal(SplitSharedOperands()(Mod), Mod)
 
 
 def test_two_products_of_one_transpose_get_one_each():
@@ -50,12 +51,31 @@ def test_two_products_of_one_transpose_get_one_each():
             return y
 
     digest = tvm_ffi.structural_hash(Mod)
-    after = SplitSharedTransposes()(Mod)
+    after = SplitSharedOperands()(Mod)
     assert tvm_ffi.structural_hash(Mod) == digest
     assert after["main"].script().count("permute_dims") == 3
     relax.transform.FuseTransposeMatmul()(after)  # which raises on Mod
     with pytest.raises(AttributeError, match="TupleType"):
         relax.transform.FuseTransposeMatmul()(Shared)
+
+
+def test_two_functions_get_constants_of_their_own():
+    """`differentiate` copies bindings; FuseOpsByPattern refuses a constant in two functions."""
+    bb = relax.BlockBuilder()
+    zero = relax.const(0, "int64")
+    for name in ("f", "g"):
+        x, w = (relax.Var(n, relax.TensorType((4, 4), "float32")) for n in "xw")
+        with bb.function(name, [x, w]):
+            with bb.dataflow():
+                y = bb.emit(O.matmul(x, bb.emit(O.permute_dims(w))))
+                both = bb.emit_output(relax.Tuple([y, zero]))
+            bb.emit_func_output(both)
+    mod = bb.get()
+    after = SplitSharedOperands()(mod)
+    assert_structural_equal(after, mod)
+    with pytest.raises(ValueError, match="multiple partitions"):
+        relax.transform.FuseTransposeMatmul()(mod)
+    relax.transform.FuseTransposeMatmul()(after)
 
 
 def test_same_numbers(rng):

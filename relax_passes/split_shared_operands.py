@@ -1,13 +1,15 @@
-"""Give each matmul a transpose of its own. Runs before TVM's FuseTransposeMatmul, which fails on a
-transpose that something else reads too, as the gradient of the product does."""
+"""Give each matmul a transpose of its own, each function constants of its own. Runs before TVM's
+FuseTransposeMatmul, which fails where the gradient of a product reads the transpose too, and where
+``<f>`` and ``<f>_adjoint`` hold the same constant."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import tvm
+import tvm_ffi
 from tvm import IRModule, relax
-from tvm.ir import Op
+from tvm.ir import GenericConst, Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -15,11 +17,12 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_passes._map_functions import map_functions
 
 
-@tvm.transform.module_pass(opt_level=0, name="SplitSharedTransposes")
-class SplitSharedTransposes:
+@tvm.transform.module_pass(opt_level=0, name="SplitSharedOperands")
+class SplitSharedOperands:
     """Copy a `permute_dims` that a matmul multiplies by, where it has another reader.
 
-    The copy costs nothing: fused into the product, it becomes an index.
+    The copy costs nothing: fused into the product, it becomes an index. A constant that another
+    function holds too, as the same object, becomes an equal one.
 
     Before::
 
@@ -50,23 +53,38 @@ class SplitSharedTransposes:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return map_functions(mod, lambda _, func: _Splitter(mod, func).visit_expr(func))
+        constants = _shared_constants(mod)
+        return map_functions(mod, lambda _, func: _Splitter(mod, func, constants).visit_expr(func))
 
 
 @mutator
 class _Splitter(PyExprMutator):
-    def __init__(self, mod: IRModule, func: relax.Function) -> None:
+    def __init__(self, mod: IRModule, func: relax.Function, constants: set[GenericConst]) -> None:
         super().__init__(mod)
-        self.shared = _shared_transposes(func)
+        self.transposes, self.constants = _shared_transposes(func), constants
+
+    def visit_generic_const_(self, const: GenericConst) -> relax.Expr:
+        return relax.const(const.value, str(const.ty.dtype)) if const in self.constants else const
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        is_split = call.op == Op.get("relax.matmul") and call.args[1] in self.shared
+        is_split = call.op == Op.get("relax.matmul") and call.args[1] in self.transposes
         call = super().visit_call_(call)
         if not is_split:
             return call
         transpose = self.lookup_binding(call.args[1])
         own = self.builder_.emit(R.permute_dims(transpose.args[0], transpose.attrs.axes))
         return R.matmul(call.args[0], own, call.attrs.out_dtype)
+
+
+def _shared_constants(mod: IRModule) -> set[GenericConst]:
+    """Constants that several Relax functions hold."""
+    holders: Counter[GenericConst] = Counter()
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            found: list[GenericConst] = []
+            tvm_ffi.structural_walk(func, (GenericConst, found.append))
+            holders.update(set(found))
+    return {const for const, count in holders.items() if count > 1}
 
 
 def _shared_transposes(func: relax.Function) -> set[relax.Var]:
