@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
+from relax_passes._adjoint import bindings_of, used_vars
 from relax_passes._quantize_chain import (
     Chain,
     Parameter,
@@ -75,28 +77,20 @@ def find_sites(func: relax.Function) -> list[Site]:
         site = _site(values, var, value) or _regrouped(values, var, value, found)
         if site is not None:
             found[var] = site
-    order = {b.var: i for i, b in enumerate(_bindings(func))}
+    order = {b.var: i for i, b in enumerate(bindings_of(func))}
     sites = sorted(found.values(), key=lambda site: order.get(site.var, -1))
     inside = {site.inner for site in sites if site.inner is not None}
-    return [site for site in sites if site.var not in inside or _uses(func, site.var) > 1]
+    uses = _uses(func) if inside else Counter()
+    return [site for site in sites if site.var not in inside or uses[site.var] > 1]
 
 
-def _uses(func: relax.Function, var: relax.Var) -> int:
-    """How often `var` is read."""
-    count = 0
-
-    def visit(expr: relax.Expr) -> None:
-        nonlocal count
-        parts = expr.args if isinstance(expr, relax.Call) else getattr(expr, "fields", ())
-        count += sum(part.same_as(var) for part in parts)
-
-    relax.analysis.post_order_visit(func, visit)
-    return count + func.body.body.same_as(var)
-
-
-def _bindings(func: relax.Function) -> Iterator[relax.Binding]:
-    for block in func.body.blocks:
-        yield from block.bindings
+def _uses(func: relax.Function) -> Counter[relax.Var]:
+    """How often each variable is read."""
+    reads = Counter(used_vars(func.body.body))
+    for binding in bindings_of(func):
+        if isinstance(binding, relax.VarBinding):
+            reads.update(used_vars(binding.value))
+    return reads
 
 
 def _site(values: Values, var: relax.Var, value: relax.Expr) -> Site | None:
@@ -132,8 +126,10 @@ def _complete(values: Values, var: relax.Var, chain: Chain) -> Site:
     assert scale is not None
     if not (is_tensor(x) and equal_shapes(list(x.ty.shape), list(var.ty.shape))):
         raise Refused("shape-unknown", f"x is {x.ty}, and the result {var.ty}")
-    rank = len(x.ty.shape)
-    dtypes = [str(e.ty.dtype) for e in (x, scale.expr, chain.multiplier.expr, var)]
+    rank, scales = len(x.ty.shape), (scale.expr, chain.multiplier.expr)
+    if not all(map(is_tensor, scales)):
+        raise Refused("shape-unknown", f"the scales are {', '.join(str(s.ty) for s in scales)}")
+    dtypes = [str(e.ty.dtype) for e in (x, *scales, var)]
     if dtypes != ["float32"] * 4:
         message = f"x, the scales and the result are {', '.join(dtypes)}, not float32"
         help = "cast x and scale to float32, and the result back: the op computes in float32"

@@ -117,6 +117,9 @@ def is_one(dim: Any) -> bool:
 
 
 def equal_dims(a: Any, b: Any) -> bool:
+    numbers = static_dims([a, b])
+    if numbers is not None:
+        return numbers[0] == numbers[1]
     return bool(tvm.sym.Analyzer().can_prove_equal(a, b))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_passes._adjoint import bindings_of, used_vars
 from relax_passes._map_functions import map_functions
 from relax_passes._quantize_adjoint import is_adjoint, repair_adjoint
 from relax_passes._quantize_sites import Site, find_sites
@@ -123,27 +124,45 @@ def _functions(mod: IRModule) -> list[str]:
 
 def replace_sites(mod: IRModule, func: relax.Function, sites: list[Site]) -> relax.Function:
     """`func` with the op in place of each site, without what then is unused."""
-    made = {site.var: site.make for site in sites if site.make is not None}
-    if not made:
-        return func
-    new = _Replacer(mod, made).visit_expr(func)
-    return relax.analysis.remove_all_unused(new)
+    made = {site.var: site.make() for site in sites if site.make is not None}
+    return _Replacer(mod, made, _unused(func, made)).visit_expr(func) if made else func
+
+
+def _unused(func: relax.Function, made: dict[relax.Var, relax.Call]) -> set[relax.Var]:
+    """What nothing reads once `made` are the values of its variables."""
+    needed, unused = set(used_vars(func.body.body)), set()
+    for binding in reversed(bindings_of(func)):
+        if binding.var not in needed and _is_pure_op(binding):
+            unused.add(binding.var)
+        else:
+            needed |= set(used_vars(made.get(binding.var, binding.value)))
+    return unused
+
+
+def _is_pure_op(binding: relax.Binding) -> bool:
+    call = binding.value
+    is_op = isinstance(binding, relax.VarBinding) and isinstance(call, relax.Call)
+    return is_op and isinstance(call.op, Op) and bool(call.op.get_attr("FPurity"))
 
 
 @mutator
 class _Replacer(PyExprMutator):
-    def __init__(self, mod: IRModule, made: dict) -> None:
+    def __init__(
+        self, mod: IRModule, made: dict[relax.Var, relax.Call], unused: set[relax.Var]
+    ) -> None:
         super().__init__(mod)
-        self.made = made
+        self.made, self.unused = made, unused
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if binding.var in self.unused:
+            return
         if binding.var in self.made:
             binding = relax.VarBinding(binding.var, self._emit_parameters(binding.var))
         super().visit_var_binding_(binding)
 
     def _emit_parameters(self, var: relax.Var) -> relax.Call:
         """The call for `var`; a scale or zero point in a new shape gets a name after it."""
-        call = self.made[var]()
+        call = self.made[var]
         names = ("", f"{var.name}_scale", f"{var.name}_zero_point")
         args = [
             self._emit(arg, name) if isinstance(arg, relax.Call) else arg
