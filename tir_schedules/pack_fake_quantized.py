@@ -69,7 +69,9 @@ def packed_layout(
 
 def _group_size(form: AffineFormat, k: int) -> int:
     """The largest group of ours that divides the given one; scales are repeated for it."""
-    if form.group_size is None or form.group_size == -1 or form.group_size >= k:
+    if form.group_size in GROUP_SIZES:
+        return form.group_size
+    if form.group_size is None or form.group_size >= k:
         return -1
     for size in sorted(GROUP_SIZES, reverse=True):
         if size > 0 and form.group_size % size == 0:

@@ -1,0 +1,275 @@
+"""prepare_qat, training, convert_qat: what is trained is what is deployed, bit for bit."""
+
+import itertools
+
+import numpy as np
+import pytest
+import qat_training as training
+import tvm
+from quantize_reference import Grid, quantized
+from small_modules import Mlp, mlp_params, one_function
+from tvm import relax
+
+import sits_tvm
+from relax_passes import PackFakeQuantizedWeights
+from sits_tvm import Config, QuantSpec, SitsError, convert_qat, prepare_qat
+from sits_tvm.diagnostics import collect
+from sits_tvm.report import Report
+from tir_schedules.packing import PackedLayout, unpack
+
+OP = relax.op
+SPECS = [
+    QuantSpec(bits=b, group_size=g, symmetric=s, scale_dtype=d)
+    for b, (g, d), s in itertools.product(
+        (2, 3, 4), ((32, "float16"), (128, "float32"), (-1, "float16")), (True, False)
+    )
+]
+
+
+def codes(error):
+    return [diagnostic.code for diagnostic in error.value.diagnostics]
+
+
+def trained(params, rng):
+    """As training leaves parameters: everything a little off, zero points between integers."""
+    arrays = {
+        name: np.array(np.asarray(value.numpy() if hasattr(value, "numpy") else value))
+        for name, value in params.items()
+    }
+    for name, value in arrays.items():
+        noise = rng.uniform(-0.3, 0.3, value.shape).astype("float32")
+        arrays[name] = value * (1 + noise) + (8 * noise if name.endswith("zero_point") else 0)
+    return arrays
+
+
+def linear(rng, k=100):
+    """A weight with ragged groups, stored as (24, k), and its module."""
+    s = tvm.tirx.Var("s", "int64")
+    types = (relax.TensorType((s, k), "float32"), relax.TensorType((24, k), "float32"))
+    mod = one_function(
+        lambda bb, x, w: OP.matmul(x, bb.emit(OP.permute_dims(w))), *types, num_input=1
+    )
+    return mod, {"a1": rng.standard_normal((24, k)).astype("float32")}
+
+
+def run_main(mod, *arrays):
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    return vm["main"](*(tvm.runtime.tensor(array) for array in arrays)).numpy()
+
+
+def forward_weight(mod, params):
+    """The compiled fake_quantize of the training module alone: x is the identity."""
+    order = [argument.name for argument in mod["main"].params[1:]]
+    columns = params["a1"].shape[1]
+    return run_main(mod, np.eye(columns, dtype="float32"), *(params[name] for name in order)).T
+
+
+@pytest.mark.parametrize("scales", ["learned", "absmax"])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_deployed_weights_are_those_of_the_forward_pass(rng, spec, scales):
+    """Packed codes, unpacked, against what the compiled training module multiplies by."""
+    mod, params = linear(rng)
+    mod, params = prepare_qat(mod, spec, params=params, scales=scales)
+    params = trained(params, rng)
+    want = forward_weight(mod, params)
+    deployed, frozen = convert_qat(mod, params, spec)
+    layout = PackedLayout(24, 100, spec, 16)
+    deployed = PackFakeQuantizedWeights(lanes=16)(deployed)
+    _, packed = sits_tvm.params.pack_params(deployed, frozen)
+    parts = tuple(packed[f"a1.{name}"].numpy() for name in layout.names)
+    np.testing.assert_array_equal(unpack(parts, layout), want)
+    if scales == "learned":
+        grid = Grid(
+            bits=spec.bits,
+            group_size=spec.group_size,
+            signed=spec.symmetric,
+            scale_dtype=spec.scale_dtype,
+        )
+        reference = quantized(params["a1"], params["a1.scale"], params.get("a1.zero_point"), grid)
+        np.testing.assert_array_equal(want, reference.value.astype("float32"))
+
+
+@pytest.mark.parametrize("activation", [None, "int8"])
+@pytest.mark.parametrize("scales", ["learned", "absmax"])
+def test_logits_differ_by_the_order_of_sums(rng, scales, activation):
+    """Both orientations, symbolic batch and length."""
+    spec = QuantSpec(bits=3, group_size=32, symmetric=False)
+    options = {"scales": scales, "activation": activation}
+    mod, params = prepare_qat(Mlp, spec, params=mlp_params(rng), **options)
+    params = trained(params, rng)
+    x = rng.standard_normal((2, 3, 64)).astype("float32")
+    want = run_main(mod, x, *(params[argument.name] for argument in mod["main"].params[1:]))
+    deployed, frozen = convert_qat(mod, params, spec)
+    built = sits_tvm.build(deployed, "llvm -mcpu=native", params=frozen)
+    assert [row.name for row in built.report.quantized] == ["up", "down"]
+    assert not any(name in built.params for name in ("up", "down"))
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](x, *built.param_list).numpy()
+    # a code of the second activation may flip where the first product differs in its last bit
+    limit = 2e-6 if activation is None else 2e-2
+    np.testing.assert_allclose(got, want, rtol=0, atol=limit * np.abs(want).max())
+
+
+def test_learned_scales_start_where_rounding_puts_them(rng):
+    """Before a step of training, QAT deploys what Config(quant=spec) does."""
+    spec = QuantSpec(group_size=32, symmetric=False, scale_method="mse")
+    params = mlp_params(rng)
+    mod, start = prepare_qat(Mlp, spec, params=params)
+    assert [a.name for a in mod["main"].params] == [
+        "x", "up", "bias", "down", "up.scale", "up.zero_point", "down.scale", "down.zero_point",
+    ]  # fmt: skip
+    mod, frozen = convert_qat(mod, start, spec)
+    deployed = sits_tvm.build(mod, "llvm", params=frozen)
+    rounded = sits_tvm.build(Mlp, "llvm", params=params, config=Config(quant=spec))
+    assert list(deployed.params) == list(rounded.params)
+    for name, value in rounded.params.items():
+        np.testing.assert_array_equal(deployed.params[name].numpy(), value.numpy())
+
+
+def test_choice_of_weights_and_reasons(rng):
+    """only, skip, embeddings and heads as in a build; the report and notes say what stays."""
+    model = training.transformer(40, 32, 1, 2, 8, 2)
+    params, report = model.initial(rng), Report()
+    spec = QuantSpec(group_size=32)
+    with collect() as notes:
+        _, values = prepare_qat(
+            model.mod, spec, params=params, only=("block*",), skip=("*.v",), report=report
+        )
+    chosen = [name.removesuffix(".scale") for name in values if name.endswith(".scale")]
+    assert chosen == [
+        f"block0.{n}" for n in ("attention.q", "attention.k", "attention.out", "mlp.up", "mlp.down")
+    ]
+    assert [row.name for row in report.quantized] == chosen
+    assert {row.name: row.reason.split(":")[0] for row in report.skipped} == {
+        "embedding": "skipped",
+        "block0.attention.v": "skipped",
+        "head": "skipped",
+    }
+    assert len(notes) == 3
+    _, everything = prepare_qat(
+        model.mod, spec, params=params, quantize_embedding=True, quantize_head=True
+    )
+    assert {"embedding.scale", "head.scale"} <= set(everything)
+
+
+def test_dead_parameters_go(rng):
+    mod, params = linear(rng)
+    mod, params = prepare_qat(mod, QuantSpec(group_size=32), params=params)
+    func = mod["main"]
+    unused = relax.Var("unused", relax.TensorType((3,), "float32"))
+    mod["main"] = relax.Function(
+        [*func.params, unused], func.body, func.ret_ty, func.is_pure, func.attrs
+    )
+    deployed, frozen = convert_qat(mod, {**params, "unused": np.zeros(3, "float32")})
+    assert [a.name for a in deployed["main"].params] == ["a0", "a1", "a1.scale"]
+    assert list(frozen) == ["a1", "a1.scale"]
+
+
+def broken(params, name, value):
+    changed = {n: np.array(v.numpy() if hasattr(v, "numpy") else v) for n, v in params.items()}
+    changed[name][2, 1] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "said"),
+    [
+        ("up.scale", 0, "scale-not-positive", r"1 of 256 .*`up.scale`.*the first is 0 at \(2, 1\)"),
+        ("up.scale", -0.1, "scale-not-positive", "-0.1 at"),
+        ("down.scale", np.nan, "scale-not-positive", "`down.scale`.*nan"),
+        ("up.scale", 1e-9, "scale-not-positive", "not positive and finite in float16"),
+        ("up.scale", 1e6, "scale-not-positive", "in float16"),
+        ("up.zero_point", np.inf, "zero-point-not-finite", "`up.zero_point`"),
+    ],
+)
+def test_convert_refuses_what_cannot_be_deployed(rng, name, value, code, said):
+    spec = QuantSpec(group_size=32, symmetric=False)
+    mod, params = prepare_qat(Mlp, spec, params=mlp_params(rng))
+    with pytest.raises(SitsError, match=said) as error:
+        convert_qat(mod, broken(params, name, value), spec)
+    assert codes(error) == [code]
+
+
+def test_convert_lists_all_that_is_wrong(rng):
+    mod, params = prepare_qat(Mlp, QuantSpec(group_size=32), params=mlp_params(rng))
+    values = broken(params, "up.scale", -1)
+    del values["bias"], values["down.scale"]
+    with pytest.raises(SitsError) as error:
+        convert_qat(mod, values, QuantSpec(bits=3, group_size=64))
+    assert sorted(codes(error)) == sorted(
+        ["spec-mismatch", "scale-not-positive", "spec-mismatch"] + ["params-missing"] * 2
+    )
+    assert "bits=4, not 3, group_size=32, not 64" in str(error.value)
+    with pytest.raises(SitsError, match="no Relax function 'forward'"):
+        convert_qat(mod, params, func="forward")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ({"scales": "lsq"}, "qat-option", "scales='lsq' is not supported; it takes 'learned'"),
+        ({"activation": "int4"}, "qat-option", "activation='int4' is not supported"),
+        ({"func": "forward"}, "no-such-function", "'forward'"),
+        ({"only": ("none",)}, "nothing-to-quantize", "none of only="),
+        ({"params": {"up": np.zeros((2, 2), "float32")}}, "params-mismatch", "up"),
+    ],
+)
+def test_prepare_refuses(rng, options, code, said):
+    options = {"params": mlp_params(rng), **options}
+    with pytest.raises(SitsError, match=said) as error:
+        prepare_qat(Mlp, QuantSpec(group_size=32), **options)
+    assert code in codes(error)
+
+
+def test_prepare_refuses_weights_that_are_not_finite(rng):
+    params = mlp_params(rng)
+    params["up"][3, 3], params["down"][0, 0] = np.nan, np.inf
+    with pytest.raises(SitsError) as error:
+        prepare_qat(Mlp, QuantSpec(group_size=32), params=params)
+    assert codes(error) == ["weight-not-quantizable"] * 2
+
+
+def digits():
+    data = pytest.importorskip("sklearn.datasets").load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    x = (data.data[order] / 8 - 1).astype("float32")
+    labels = data.target[order].astype("int64")
+    return x[:1400], labels[:1400], x[1400:1784], labels[1400:1784]
+
+
+def test_training_recovers_what_rounding_costs_on_digits(rng):
+    """W3, groups of 32: deployed loss on held-out digits of rounding, and of training."""
+    train_x, train_y, x, labels = digits()
+    spec, model = QuantSpec(bits=3, group_size=32), training.mlp((64, 64, 64, 10), 128)
+
+    def batches(seed):
+        draw = np.random.default_rng(seed)
+        while True:
+            picked = draw.integers(0, len(train_y), 128)
+            yield train_x[picked], train_y[picked]
+
+    def loss(mod, params, config=None):
+        logits = training.logits_of(mod, params, config)
+        parts = [slice(i, i + 128) for i in range(0, 384, 128)]
+        return np.mean([training.cross_entropy(logits(x[p]), labels[p]) for p in parts])
+
+    params = model.initial(rng)
+    step = training.gradient_function(model.mod, model.rows, model.classes, list(params))
+    training.adam(params, step, batches(1), lambda t, _: 1e-2 * (1 - t), 150)
+    mod, learned = prepare_qat(model.mod, spec, params=params)
+    learned = {
+        name: np.array(np.asarray(v)) if isinstance(v, np.ndarray) else v.numpy().copy()
+        for name, v in learned.items()
+    }
+    step_q = training.gradient_function(mod, model.rows, model.classes, list(learned))
+
+    def rates(t, name):
+        return 3e-3 * (1 - t) * (0.1 if name.endswith(".scale") else 1)
+
+    training.adam(params, step, batches(2), lambda t, _: 3e-3 * (1 - t), 150)  # as long as QAT
+    training.adam(learned, step_q, batches(2), rates, 150)
+    full = loss(model.mod, params)
+    rounded = loss(model.mod, params, Config(quant=spec))
+    aware = loss(*convert_qat(mod, learned, spec))
+    print(f"fp32 {full:.4f}, rounded {rounded:.4f}, trained {aware:.4f}")
+    assert rounded > full + 0.02  # rounding costs something that can be recovered
+    assert rounded - aware >= 0.7 * (rounded - full)
