@@ -10,12 +10,14 @@ from .apply import ApplySchedules
 from .contraction import LANES
 from .fake_quantize_gradient import FakeQuantizeGradient
 from .fallback import CpuFallback
+from .group_sums import GroupSums
 from .matmul import Matmul
 
 RULES = (
     Matmul(),
     FakeQuantizeGradient(),
     CpuFallback(),
+    GroupSums(),
     dlight.gpu.Matmul(),
     dlight.gpu.GEMV(),
     dlight.gpu.Reduction(),

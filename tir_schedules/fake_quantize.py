@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from tvm import te, tirx
 
 from .affine import AffineFormat, Element, stored_scale
+from .group_sums import sum_per_param
 
 # Attribute of the PrimFunc of `fake_quantize_grad`: the fields of its AffineFormat.
 FORMAT_ATTR = "sits.affine_format"
@@ -90,7 +91,7 @@ def sum_groups(form: AffineFormat, x: te.Tensor, scale: te.Tensor) -> te.Tensor:
     def term(at: Index, _: Index) -> Expr:
         return x(*at).astype("float64")
 
-    return _sum_per_param(form, x.shape, scale.shape, "float32", term, "sum_groups")
+    return sum_per_param(form, x.shape, scale.shape, "float32", term, "sum_groups")
 
 
 def fake_quantize_tangent(
@@ -148,7 +149,7 @@ def fake_quantize_grad(
         def at_element(at: Index, index: Index) -> Expr:
             return term(gy(*at), element(at, index))
 
-        return _sum_per_param(form, x.shape, scale.shape, param.dtype, at_element, name, finish)
+        return sum_per_param(form, x.shape, scale.shape, param.dtype, at_element, name, finish)
 
     dx = te.compute(x.shape, gradient, name="dx")
     ds = to_param(scale, scale_term, "ds", lambda total, at: total / step(at))
@@ -176,63 +177,3 @@ def zero_point_term(gy: Expr, element: Element) -> Expr:
 def is_float(dtype: object) -> bool:
     """float16, bfloat16 or float32, as opposed to an integer."""
     return "float" in str(dtype)
-
-
-def _sum_per_param(
-    form: AffineFormat,
-    shape: Index,
-    param_shape: Index,
-    dtype: str,
-    term: Callable[[Index, Index], Expr],
-    name: str,
-    finish: Callable[[Expr, Index], Expr] = lambda total, param: total,
-) -> te.Tensor:
-    """finish(sum of term(at, param), param) over the elements that share a scale, in float64."""
-    axes, element = _members(form, shape, len(param_shape))
-
-    def total(*param: tirx.Var) -> Expr:
-        at, exists = element(param)
-        value = term(at, param)
-        if exists:
-            value = tirx.if_then_else(tirx.all(*exists), value, tirx.const(0, "float64"))
-        return te.sum(value, axis=axes) if axes else value
-
-    sums = te.compute(param_shape, total, name=f"{name}_sum")
-    return te.compute(
-        param_shape, lambda *param: finish(sums(*param), param).astype(dtype), name=name
-    )
-
-
-def _members(
-    form: AffineFormat, shape: Index, param_rank: int
-) -> tuple[list[tirx.IterVar], Callable[[Index], tuple[list[Expr], list[Expr]]]]:
-    """Axes to reduce over, and a function from the indices of a scale to those of an element of
-    its group and conditions that there is one: the last group may be shorter, a tensor empty."""
-    if form.group_size is None:
-        summed = [i for i in range(len(shape)) if param_rank == 0 or i != form.axis % len(shape)]
-        size, group = {i: shape[i] for i in summed}, 0
-    else:
-        group = form.axis % len(shape)
-        size = {group: shape[group] if form.group_size == -1 else form.group_size}
-    axes = {i: te.reduce_axis((0, _at_least_one(n)), f"r{i}") for i, n in size.items()}
-
-    def element(param: Index) -> tuple[list[Expr], list[Expr]]:
-        if form.group_size is None:
-            at = [axes[i].var if i in axes else param[0] for i in range(len(shape))]
-        else:
-            at = list(param)
-            at[group] = param[group] * size[group] + axes[group].var
-        return at, [at[i] < shape[i] for i in axes if not _fills(shape[i], size[i])]
-
-    return list(axes.values()), element
-
-
-def _at_least_one(extent: Expr) -> Expr:
-    """A reduction over nothing would leave its result unset."""
-    return extent if isinstance(extent, int) else tirx.max(extent, tirx.const(1, extent.ty.dtype))
-
-
-def _fills(extent: Expr, size: Expr) -> bool:
-    """Whether groups of `size` provably are all full."""
-    static = isinstance(extent, tirx.IntImm) and extent.value > 0
-    return static and extent.value % int(size) == 0

@@ -14,11 +14,13 @@ from tvm.ir import Op
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from tir_schedules.affine import AffineFormat
+from tir_schedules.group_sums import SUMS_ATTR
 
 FLOATS: tuple[str, ...] = ("float16", "bfloat16", "float32")
 INTEGERS: tuple[str, ...] = ("int8", "uint8", "int32", "int64")
 # The attributes of every op here, with their defaults.
 FORMAT: dict[str, Any] = {f.name: f.default for f in fields(AffineFormat)}
+_OPAQUE = 8  # relax.op_pattern
 _SCALE_DTYPES = (None, *FLOATS)
 _CLIP_MASKS = ("rounded", "strict")
 
@@ -214,6 +216,14 @@ def call_kernel(
     """A call of the PrimFunc of a TE function, named after the op."""
     name = call.op.name.rsplit(".", 1)[1]
     return bb.call_te(kernel, *args, primfunc_name_hint=name, primfunc_attrs=attributes)
+
+
+def call_sums(
+    bb: relax.BlockBuilder, call: relax.Call, kernel: Callable, **attributes: Any
+) -> relax.Expr:
+    """The same for a kernel with sums over groups, which fusion leaves alone for its schedule."""
+    attributes = {"op_pattern": _OPAQUE, SUMS_ATTR: True, **attributes}
+    return call_kernel(bb, call, partial(kernel, format_of(call)), *call.args, **attributes)
 
 
 def known_shape(ty: relax.TensorType) -> list | None:

@@ -22,6 +22,7 @@ from relax_passes.op._affine import (
     attributes_of,
     call_kernel,
     call_of,
+    call_sums,
     format_of,
     raise_problems,
     same_shape,
@@ -43,8 +44,6 @@ from relax_passes.op._groups import (
 )
 from relax_passes.op._register import register_op
 from tir_schedules import fake_quantize as kernels
-
-_OPAQUE = 8  # relax.op_pattern: FuseOps leaves the kernel alone
 
 
 def fake_quantize_grad(*args: relax.Expr, **attributes: Any) -> relax.Call:
@@ -159,15 +158,8 @@ def _legalize_tangent(bb: Builder, call: relax.Call) -> relax.Expr:
 
 
 def _legalize_grad(bb: Builder, call: relax.Call) -> relax.Expr:
-    kernel = partial(kernels.fake_quantize_grad, format_of(call))
-    return call_kernel(
-        bb,
-        call,
-        kernel,
-        *call.args,
-        op_pattern=_OPAQUE,
-        **{kernels.FORMAT_ATTR: attributes_of(call)},
-    )
+    attributes = {kernels.FORMAT_ATTR: attributes_of(call)}
+    return call_sums(bb, call, kernels.fake_quantize_grad, **attributes)
 
 
 register_op(

@@ -18,6 +18,7 @@ from relax_passes.op._affine import (
     attributes_of,
     call_kernel,
     call_of,
+    call_sums,
     format_of,
     legalize_with,
     raise_problems,
@@ -105,6 +106,10 @@ def _legalize_range_mask(bb: Builder, call: relax.Call) -> relax.Expr:
     return call_kernel(bb, call, kernel, *call.args)
 
 
+def _legalize_sum_groups(bb: Builder, call: relax.Call) -> relax.Expr:
+    return call_sums(bb, call, kernels.sum_groups)
+
+
 register_op(
     "relax.sits.range_mask",
     _infer_range_mask,
@@ -125,7 +130,7 @@ register_op(
     "relax.sits.sum_groups",
     _infer_sum_groups,
     sum_groups,
-    legalize=legalize_with(kernels.sum_groups),
+    legalize=_legalize_sum_groups,
     validate=validate,
     gradient=_of_sum_groups,
 )
