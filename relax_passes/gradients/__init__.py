@@ -4,7 +4,17 @@ A rule of ours stands above TVM's where TVM's is missing, wrong (`astype`, `wher
 broadcasting, `take` of indices of any rank, kinks), or refuses symbolic shapes.
 """
 
-from . import composites, elementwise, lookups, products, quantize, reductions, shapes, slices
+from . import (
+    composites,
+    convolutions,
+    elementwise,
+    lookups,
+    products,
+    quantize,
+    reductions,
+    shapes,
+    slices,
+)
 from .constants import ZERO_GRADIENT
 from .reverse import ReverseMode, vector_jacobian
 
@@ -12,6 +22,7 @@ __all__ = [
     "ZERO_GRADIENT",
     "ReverseMode",
     "composites",
+    "convolutions",
     "elementwise",
     "lookups",
     "products",
