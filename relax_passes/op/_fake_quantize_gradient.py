@@ -25,12 +25,10 @@ from relax_passes.op._affine import (
     call_sums,
     format_of,
     raise_problems,
-    same_shape,
-    show,
-    tensor_problems,
     validate,
     with_dtype,
 )
+from relax_passes.op._affine_types import same_shape, show, tensor_problems
 from relax_passes.op._groups import (
     Builder,
     Partials,

@@ -22,10 +22,10 @@ from relax_passes.op._affine import (
     format_of,
     legalize_with,
     raise_problems,
-    tensor_problems,
     validate,
     with_dtype,
 )
+from relax_passes.op._affine_types import tensor_problems
 from relax_passes.op._register import register_op
 from tir_schedules import fake_quantize as kernels
 
