@@ -24,7 +24,9 @@ test-all: $(INSTALLED) lint
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_fake_quantize.py
+	$(BIN)/python tests/benchmarks/bench_qat.py
 	$(BIN)/python tests/benchmarks/bench_compile.py
+	$(BIN)/python tests/benchmarks/bench_gradient_fidelity.py
 	$(BIN)/python tests/benchmarks/main_job.py --tokens 6000
 
 lint: $(INSTALLED)

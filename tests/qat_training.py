@@ -175,6 +175,21 @@ def adam(
     return losses
 
 
+def copied(params: Mapping[str, object]) -> Params:
+    """NumPy arrays of their own, to be trained in place."""
+    arrays = {n: v.numpy() if hasattr(v, "numpy") else v for n, v in params.items()}
+    return {name: np.array(array) for name, array in arrays.items()}
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's 1797 digits, shuffled: float32 pixels (n, 64) in -1…1, int64 labels."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    return (data.data[order] / 8 - 1).astype("float32"), data.target[order].astype("int64")
+
+
 def logits_of(mod: IRModule, params: Mapping[str, object], config=None) -> Callable:
     """x -> logits of the built forward function."""
     built = sits_tvm.build(mod, TARGET, params=params, config=config)

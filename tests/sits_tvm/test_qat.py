@@ -32,10 +32,7 @@ def codes(error):
 
 def trained(params, rng):
     """As training leaves parameters: everything a little off, zero points between integers."""
-    arrays = {
-        name: np.array(np.asarray(value.numpy() if hasattr(value, "numpy") else value))
-        for name, value in params.items()
-    }
+    arrays = training.copied(params)
     for name, value in arrays.items():
         noise = rng.uniform(-0.3, 0.3, value.shape).astype("float32")
         arrays[name] = value * (1 + noise) + (8 * noise if name.endswith("zero_point") else 0)
@@ -165,7 +162,7 @@ def test_dead_parameters_go(rng):
 
 
 def broken(params, name, value):
-    changed = {n: np.array(v.numpy() if hasattr(v, "numpy") else v) for n, v in params.items()}
+    changed = training.copied(params)
     changed[name][2, 1] = value
     return changed
 
@@ -228,38 +225,28 @@ def test_prepare_refuses_weights_that_are_not_finite(rng):
     assert codes(error) == ["weight-not-quantizable"] * 2
 
 
-def digits():
-    data = pytest.importorskip("sklearn.datasets").load_digits()
-    order = np.random.default_rng(0).permutation(len(data.target))
-    x = (data.data[order] / 8 - 1).astype("float32")
-    labels = data.target[order].astype("int64")
-    return x[:1400], labels[:1400], x[1400:1784], labels[1400:1784]
-
-
 def test_training_recovers_what_rounding_costs_on_digits(rng):
     """W3, groups of 32: deployed loss on held-out digits of rounding, and of training."""
-    train_x, train_y, x, labels = digits()
+    pytest.importorskip("sklearn")
+    x, labels = training.digits()
     spec, model = QuantSpec(bits=3, group_size=32), training.mlp((64, 64, 64, 10), 128)
 
     def batches(seed):
         draw = np.random.default_rng(seed)
         while True:
-            picked = draw.integers(0, len(train_y), 128)
-            yield train_x[picked], train_y[picked]
+            picked = draw.integers(0, 1408, 128)
+            yield x[picked], labels[picked]
 
     def loss(mod, params, config=None):
         logits = training.logits_of(mod, params, config)
-        parts = [slice(i, i + 128) for i in range(0, 384, 128)]
+        parts = [slice(i, i + 128) for i in range(1408, 1792, 128)]
         return np.mean([training.cross_entropy(logits(x[p]), labels[p]) for p in parts])
 
     params = model.initial(rng)
     step = training.gradient_function(model.mod, model.rows, model.classes, list(params))
     training.adam(params, step, batches(1), lambda t, _: 1e-2 * (1 - t), 150)
     mod, learned = prepare_qat(model.mod, spec, params=params)
-    learned = {
-        name: np.array(np.asarray(v)) if isinstance(v, np.ndarray) else v.numpy().copy()
-        for name, v in learned.items()
-    }
+    learned = training.copied(learned)
     step_q = training.gradient_function(mod, model.rows, model.classes, list(learned))
 
     def rates(t, name):
