@@ -12,7 +12,7 @@ from tvm import IRModule, tirx
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.frontends._packages import require
 from sits_tvm.frontends.gguf import REPORTING, load_gguf, refuse_incomplete
-from sits_tvm.frontends.torch import convert_exported_program
+from sits_tvm.frontends.torch import convert_exported_program, module_of
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def _name_dimensions(mod: IRModule) -> IRModule:
         if key in main.attrs:
             bounds = {names.get(name, name): bound for name, bound in main.attrs[key].items()}
             main = main.with_attr(key, bounds)
-    return IRModule({mod.get_global_var("main"): main}, attrs=mod.attrs)
+    return module_of(main)
 
 
 def _check_options(dtype: str | None, logits_to_keep: int, max_seq_len: int | None) -> None:

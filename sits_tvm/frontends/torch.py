@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tvm
-from tvm import IRModule
+from tvm import IRModule, relax
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
 from sits_tvm.frontends._packages import require
@@ -96,7 +96,14 @@ def convert_exported_program(
     with collect() as found:
         mod = tvm.transform.Sequential(list(IMPORT_FIXES))(mod)
     raise_errors(found)
-    return mod, params
+    return module_of(mod["main"]), params
+
+
+def module_of(main: relax.Function) -> IRModule:
+    """A module of `main`, whose global variable has its type: other functions can call it."""
+    bb = relax.BlockBuilder()
+    bb.add_func(main, "main")
+    return bb.get()
 
 
 def _export(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.ir import assert_structural_equal
 
 from sits_tvm.diagnostics import SitsError, collect
 from sits_tvm.frontends.pretrained import from_pretrained
@@ -105,6 +106,7 @@ def test_one_symbolic_module_agrees_with_eager(name):
     assert len(sites(mod)) == model.config.num_hidden_layers
     assert mod["main"].params[0].name == "input_ids"
     assert mod["main"].attrs["num_input"] == 1
+    assert_structural_equal(mod.get_global_var("main").ty, mod["main"].ty, map_free_vars=True)
     compiled = runner(mod, params)
     for batch, length in LENGTHS:
         ids = tokens(batch, length)
