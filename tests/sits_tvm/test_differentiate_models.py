@@ -74,7 +74,7 @@ def batch(rows, length):
 def compiled_gradients(mod, params, inputs):
     """The loss, and the gradient of each parameter by name."""
     only = {gv: f for gv, f in mod.functions.items() if gv.name_hint == "main_adjoint"}
-    ex = build(tvm.IRModule(only), "llvm -mcpu=native", params=params)
+    ex = build(tvm.IRModule(only), "llvm", params=params)
     vm = relax.VirtualMachine(ex, tvm.cpu())
     arrays = [tvm.runtime.tensor(x.numpy()) for x in inputs]
     loss, gradients = vm["main_adjoint"](*arrays, *ex.params_for("main_adjoint"))
@@ -96,7 +96,6 @@ def assert_gradients_equal(ours, loss):
         assert np.linalg.norm(ours[name] - gradient) <= bound, name
 
 
-QUICK = [("Gemma3Text", "eager"), ("GPT2", "sdpa"), ("Bert", "sdpa")]
 ALL = [(name, attention) for name in MODELS for attention in ("eager", "sdpa")]
 
 
@@ -116,9 +115,9 @@ def test_parameter_gradients_agree_with_torch(name, attention):
     check(tiny(name, attention))
 
 
-@pytest.mark.parametrize(("name", "attention"), QUICK)
-def test_one_layer_agrees_with_torch(name, attention):
-    check(tiny(name, attention, **SMALL))
+def test_one_layer_agrees_with_torch():
+    """GPT-2 uses its embedding a second time as its head: one parameter, the sum of both."""
+    check(tiny("GPT2", "sdpa", **SMALL))
 
 
 @pytest.mark.slow
