@@ -65,6 +65,10 @@ def not_a_width(b, x, s):
     return b.multiply(codes_of(b, x, s, -5, 6), s)
 
 
+def two_codes_short(b, x, s):
+    return b.multiply(codes_of(b, x, s, -6, 7), s)
+
+
 def half_a_code(b, x, s):
     return b.multiply(codes_of(b, x, s, -7.5, 7.5), s)
 
@@ -133,6 +137,7 @@ REFUSED = [
     (other_scale, [SCALE, SCALE], "two-scales", "note"),
     (other_axis, [SCALES], "two-scales", "note"),
     (not_a_width, [SCALE], "range", "note"),
+    (two_codes_short, [SCALE], "range", "note"),
     (half_a_code, [SCALE], "range-not-integer", "note"),
     (no_upper_bound, [SCALE], "range", "note"),
     (bounds_are_arguments, [SCALE, FLOAT], "range-not-constant", "note"),
