@@ -15,7 +15,7 @@ from sits_tvm.params import as_arrays
 from sits_tvm.pipeline import run_on_host
 
 from .fidelity import fidelity_rows
-from .gate import LOSS_SCALES, SEEDS, run_gate
+from .gate import LOSS_SCALES, SEEDS, CompileOnce, run_gate
 from .result import GradientCheck
 from .vectors import draw_vectors
 
@@ -74,15 +74,16 @@ def check_gradient_conservation(
     result = GradientCheck(func, diagnostics=walk_gradients(adjoint))
     if not result.ok:
         return result
+    compile_ = CompileOnce(run_on_host)
     result.rows, found = run_gate(
-        mod, func, run_on_host,
+        mod, func, compile_,
         given=given, seeds=seeds, loss_scales=loss_scales, require_grads=require_grads,
     )  # fmt: skip
     result.diagnostics += found
     if fidelity if fidelity is not None else params is not None:
         vector = draw_vectors(adjoint.forward, func, given, seeds[:1])[0]
         result.fidelity = fidelity_rows(
-            mod, func, run_on_host, vector.args, require_grads=require_grads
+            mod, func, compile_, vector.args, require_grads=require_grads
         )
     return result
 

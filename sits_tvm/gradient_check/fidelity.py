@@ -13,10 +13,11 @@ from tvm import IRModule, relax
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._adjoint import SUFFIX, read_adjoint
+from relax_passes._adjoint import SUFFIX
 from sits_tvm.training.differentiate import differentiate
 
 from ._comparison import Run
+from ._instrument import instrument, scale_dtype
 from ._torch_values import to_torch
 from .gate import Compile
 from .measures import measure
@@ -40,13 +41,14 @@ def fidelity_rows(
     The gradient at INT4 is that of ``<name>_adjoint``; a clipped element has none. The one at float
     is of the same function without these fake quantizations, differentiated anew.
     """
-    adjoint = read_adjoint(mod, name, require_grads)
-    roles, arrays = roles_of(adjoint.forward), list(args.values())
-    names = [param.name for param, _ in adjoint.gradients]
+    tested = instrument(mod, name, require_grads)  # what the gate compiles, too
+    roles, arrays = roles_of(tested.adjoint.forward), list(args.values())
+    names = [param.name for param, _ in tested.adjoint.gradients]
     weights = [n for n in names if roles[n].part == 0]
     if not weights:
         return []
-    at_int4 = _gradients(compile_(_only(mod, [name + SUFFIX])), name, arrays)
+    unscaled = np.array(1.0, scale_dtype(tested.adjoint))
+    at_int4 = _gradients(compile_(tested.mod), name, [*arrays, unscaled])
     run = compile_(_curvature(mod, name, weights))
     floats = _gradients(run, name, arrays)
     shifts = _shifts(mod, name, args, {w: roles[w].site or 0 for w in weights})

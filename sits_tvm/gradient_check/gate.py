@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import IRModule, relax
 
 from relax_passes._adjoint import SUFFIX
@@ -107,6 +108,19 @@ def _failure(tested: Instrumented, group: Sequence[GradientRow]) -> Diagnostic:
         help="FixQuantizeGradient or sits_tvm.differentiate() make right gradients; if the rule is "
         "yours, compare it with the derivative of its op",
     )
+
+
+class CompileOnce:
+    """Compiles equal modules once, with `compile_`."""
+
+    def __init__(self, compile_: Compile) -> None:
+        self.compile, self.runs = compile_, dict[int, Run]()
+
+    def __call__(self, mod: IRModule) -> Run:
+        key = tvm_ffi.structural_hash(mod)
+        if key not in self.runs:
+            self.runs[key] = self.compile(mod)
+        return self.runs[key]
 
 
 def on_host(mod: IRModule, build: Callable[[IRModule], Any]) -> Run:
