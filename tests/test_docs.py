@@ -59,13 +59,14 @@ def readme_blocks() -> list[str]:
 def test_readme_code_runs(tmp_path: Path) -> None:
     """All Python blocks of README.md in order, as one program; the second shows the pass."""
     blocks = readme_blocks()
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     check = (
         "from tvm.ir import assert_structural_equal\n"
         "import relax_passes, sits_tvm\n"
         "config = sits_tvm.Config(quant=sits_tvm.QuantSpec(group_size=32))\n"
         "after = relax_passes.QuantizeMatmulWeights(config)(Linear)\n"
         "assert_structural_equal(after['main'], PackedLinear['main'])\n"
+        "assert np.mean(losses[-20:]) < 0.7 * losses[0]\n"
     )
     script = tmp_path / "readme.py"
     script.write_text("\n".join([blocks[0], "import sits_tvm", *blocks[1:], check]))
