@@ -20,7 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from tvm import relax
 
-from relax_passes.op import attention
+from relax_passes.op.attention import attention
 
 # Keywords that models hand to every attention function and that change nothing in it.
 _WITHOUT_MEANING = {

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes.op import attention
+from relax_passes.op.attention import attention
 from sits_tvm.frontends._torch_arithmetic import ARITHMETIC
 from sits_tvm.frontends._torch_helpers import (
     Node,
