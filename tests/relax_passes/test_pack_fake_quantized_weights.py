@@ -133,24 +133,30 @@ def test_transform_function_computes_the_same_parts(rng, attrs, scale_shape, zer
     mod, params, want = draw(rng, attrs, scale_shape, zero, turn)
     after, _, _ = pack(mod, lanes=16)
     layout = layout_in(codes_call(after["main"]))
-    del after["main"]
-    vm = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())
-    tensors = [tvm.runtime.tensor(value) for value in params.values()]
-    parts = tuple(part.numpy() for part in vm["main_transform_params"](tensors))
+    parts = computed_parts(after, params.values())
     np.testing.assert_array_equal(unpack(parts, layout), want)
 
 
 def test_groups_of_256_are_stored_as_two_of_128(rng):
     w = rng.standard_normal((4, 640)).astype("float32")
     scale = rng.uniform(0.05, 0.4, (4, 3)).astype("float32")
-    mod = linear(with_attributes(group_size=256), w.shape, scale.shape)
-    after, _, _ = pack(mod)
+    want = quantized(w, scale, None, Grid(group_size=256)).value.astype("float32")
+    after, _, _ = pack(linear(with_attributes(group_size=256), w.shape, scale.shape))
     layout = layout_in(codes_call(after["main"]))
     assert (layout.spec.group_size, layout.groups) == (128, 5)
     _, packed = sits_tvm.params.pack_params(after, {"w": w, "w.scale": scale})
     parts = tuple(packed[f"w.{name}"].numpy() for name in layout.names)
-    want = quantized(w, scale, None, Grid(group_size=256)).value.astype("float32")
     np.testing.assert_array_equal(unpack(parts, layout), want)
+    np.testing.assert_array_equal(unpack(computed_parts(after, [w, scale]), layout), want)
+
+
+def computed_parts(mod, values):
+    """What the transform function of a packed module returns."""
+    mod = mod.clone()
+    del mod["main"]
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    parts = vm["main_transform_params"]([tvm.runtime.tensor(value) for value in values])
+    return tuple(part.numpy() for part in parts)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
