@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tvm import relax
+from tvm.ir import Op
 from tvm.relax import op as R
 
 from ._rules import gradient
 
-STEPS = frozenset({"floor", "ceil", "trunc", "sign"})
+_STEPS = {"floor", "ceil", "trunc", "sign"}
 _COMPARISONS = {
     *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
     *("logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite"),
@@ -21,18 +24,12 @@ _MAKERS = {
 }
 
 
-def _registered(names: set[str] | frozenset[str]) -> frozenset[str]:
-    known = set(relax_names())
-    return frozenset(f"relax.{name}" for name in names if f"relax.{name}" in known)
+def _registered(names: Iterable[str]) -> frozenset[str]:
+    known = set(map(str, Op.list_op_names()))
+    return frozenset(f"relax.{name}" for name in names) & known
 
 
-def relax_names() -> list[str]:
-    from tvm.ir import Op
-
-    return [str(name) for name in Op.list_op_names()]
-
-
-ZERO_GRADIENT = _registered({*STEPS, *_COMPARISONS, *_CHOICES, *_MAKERS})
+ZERO_GRADIENT = _registered({*_STEPS, *_COMPARISONS, *_CHOICES, *_MAKERS})
 """Full names. A variable that one of these computes has no gradient to give."""
 
 

@@ -14,8 +14,6 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax import op as R
 
-from ._rules import same
-
 Binding = tuple[relax.Var, relax.Expr]
 Adjoint = Any  # an expression; for a tuple a list with None where nothing arrived
 
@@ -138,9 +136,7 @@ def _check_partial(partial: tvm.ir.Type, ty: tvm.ir.Type) -> None:
 
 
 def _differ(a: tvm.ir.Expr, b: tvm.ir.Expr) -> bool:
-    if all(isinstance(length, tvm.tirx.IntImm) for length in (a, b)):
-        return int(a) != int(b)
-    return not same(a, b) and all(isinstance(x, tvm.tirx.IntImm) for x in (a, b))
+    return all(isinstance(x, tvm.tirx.IntImm) for x in (a, b)) and int(a) != int(b)
 
 
 def vector_jacobian(
