@@ -51,12 +51,26 @@ def evaluate(call, *arrays, symbolic=False, target=TARGET):
     return run(build(module(call, variables(*arrays, symbolic=symbolic)), target), *arrays)
 
 
-def forward(x, *parameters, symbolic=False, **form):
-    return evaluate(functools.partial(fake_quantize, **form), x, *parameters, symbolic=symbolic)
+def both(gy, x, *parameters, symbolic=False, **form):
+    """The value, and (dx, ds[, dz]), from one build."""
+    attrs = attributes(x, *parameters, **form)
 
+    def call(gy, *args):
+        return relax.Tuple([fake_quantize(*args, **form), fake_quantize_grad(gy, *args, **attrs)])
 
-def backward(gy, x, *parameters, symbolic=False, **form):
-    """(dx, ds[, dz])."""
-    form = dict(fake_quantize(*variables(x, *parameters), **form).attrs.items())
-    call = functools.partial(fake_quantize_grad, **form)
     return evaluate(call, gy, x, *parameters, symbolic=symbolic)
+
+
+def forward(x, *parameters, **form):
+    return evaluate(functools.partial(fake_quantize, **form), x, *parameters)
+
+
+def backward(gy, x, *parameters, **form):
+    """(dx, ds[, dz])."""
+    attrs = attributes(x, *parameters, **form)
+    return evaluate(functools.partial(fake_quantize_grad, **attrs), gy, x, *parameters)
+
+
+def attributes(*arrays, **form):
+    """All attributes of a call of `fake_quantize`."""
+    return dict(fake_quantize(*variables(*arrays), **form).attrs.items())

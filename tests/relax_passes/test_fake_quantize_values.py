@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from quantize_reference import Grid, away_from_ties, gradients, quantized
-from quantize_runs import TARGET, evaluate, module, run, variables
+from quantize_runs import TARGET, both, module, run, variables
 from tvm import relax
 
 from relax_passes.op import dequantize, fake_quantize, quantize
@@ -97,9 +97,8 @@ def test_known_cases(name):
     (x, scale, zero_point, form, gy), (y, dx, ds, dz) = CASES[name]
     x, scale, zero_point = array(x), array(scale), array(zero_point)
     gy = np.broadcast_to(array(gy), x.shape)
-    call = lambda *a: fake_quantize(*a, **form)  # noqa: E731
-    np.testing.assert_allclose(evaluate(call, x, scale, zero_point), y, rtol=2e-7)
-    got = partials(call, gy, x, scale, zero_point)
+    value, got = both(gy, x, scale, zero_point, **form)
+    np.testing.assert_allclose(value, y, rtol=2e-7)
     np.testing.assert_array_equal(got[0], array(dx))
     np.testing.assert_allclose(got[1], ds, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(got[2], dz, rtol=1e-6)
