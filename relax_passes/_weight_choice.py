@@ -15,6 +15,7 @@ from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
 from tir_schedules.packing import PackedLayout
 
+from ._packed_function import PackedCall
 from ._packed_module import FUNCTION_IS_CALLED, called_functions, reads_packed_weights
 from ._weight_sites import WeightSite, find_weight_sites
 
@@ -66,11 +67,7 @@ class WeightChoice:
         reason = site.reason or self._unwanted(site)
         if reason is None:
             return False
-        code, message = reason
-        where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
-        emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
-        row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
-        self.report.skipped.append(row)
+        row = note_skipped(self.report, function, site, reason)
         self._skipped.append(f"{function}, {site.binding.name}, {site.name}: {row.reason}")
         return True
 
@@ -101,6 +98,18 @@ class WeightChoice:
                 _float_bytes(site), layout.nbytes,
             )  # fmt: skip
             self.report.quantized.append(row)
+
+
+def note_skipped(
+    report: Report, function: str, site: PackedCall, reason: tuple[str, str]
+) -> SkippedWeight:
+    """Say, in a note and in the report, why the weight of `site` stays in float."""
+    code, message = reason
+    where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
+    emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
+    row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
+    report.skipped.append(row)
+    return row
 
 
 def read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:

@@ -13,12 +13,12 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
-from sits_tvm.diagnostics import Diagnostic, emit
-from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
+from sits_tvm.report import QuantizedWeight, Report
 
 from ._fake_quantized_sites import FakeQuantizedSite, find_fake_quantized_sites, trained_names
 from ._packed_function import Packing
 from ._packed_module import FUNCTION_IS_CALLED, called_functions, pack_function
+from ._weight_choice import note_skipped
 from .op.pack_weight import evaluate, layout_of_call, pack_weight
 
 
@@ -111,7 +111,7 @@ class PackFakeQuantizedWeights:
                     key = (*site.sources, site.transposed, str(site.quantizer.attrs))
                     packings.append((site, made.setdefault(key, packing)))
                 else:
-                    self._skip(gvar.name_hint, site, packing)
+                    note_skipped(self.report, gvar.name_hint, site, packing)
             if packings:
                 self._note(gvar.name_hint, packings)
                 pack_function(out, gvar, packings)
@@ -138,13 +138,6 @@ class PackFakeQuantizedWeights:
         return Packing(
             site.sources, layout, site.name, call, lambda *arrays: evaluate(draft, arrays)
         )
-
-    def _skip(self, function: str, site: FakeQuantizedSite, reason: tuple[str, str]) -> None:
-        code, message = reason
-        where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
-        emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
-        row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
-        self.report.skipped.append(row)
 
     def _note(self, function: str, packings: list[tuple[FakeQuantizedSite, Packing]]) -> None:
         first: dict[Packing, FakeQuantizedSite] = {}

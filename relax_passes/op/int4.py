@@ -23,8 +23,7 @@ from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_po
 from ._register import register_op
 
 _SPEC_ATTRS = ("bits", "group_size", "symmetric", "scale_dtype")
-# relax.op_pattern: FuseOps lets elementwise consumers join, or leaves the kernel alone
-_OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 4, 8
+_OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 4, 8  # relax.op_pattern: elementwise consumers may join, or not
 
 
 def quantize_weight(
