@@ -125,7 +125,15 @@ def _shifted(values: Values, event: Event, lo: float, hi: float) -> tuple[float,
     if number is None:
         message = "the range is clipped before a zero point is added that is not one constant"
         raise Refused("range-not-constant", message, "clip after adding the zero point")
-    return lo + number, hi + number
+    lo, hi = lo + number, hi + number
+    if is_integer(event.dtype):
+        info = np.iinfo(event.dtype)
+        if lo < info.min or hi > info.max:
+            message = (
+                f"the zero point is added in {event.dtype}, and the sums {lo:.0f} to {hi:.0f} wrap"
+            )
+            raise Refused("sum-wraps", message, "add in int32 or float32")
+    return lo, hi
 
 
 def code_width(lo: float, hi: float) -> tuple[int, bool, bool]:

@@ -115,6 +115,12 @@ def difference_wraps(b, x, s, z):
     return b.multiply(b.astype(b.subtract(codes, z), "float32"), s)
 
 
+def sum_wraps(b, x, s):
+    codes = b.astype(b.clip(b.round(b.divide(x, s)), -128, 127), "int8")
+    codes = b.clip(b.add(codes, const(5, "int8")), -8, 7)
+    return b.multiply(b.astype(b.subtract(codes, const(5, "int8")), "float32"), s)
+
+
 def sixteen_bits(b, x, s):
     codes = b.quantize(x, s, const(0, "int16"), axis=1, out_dtype="int16")
     return b.dequantize(codes, s, const(0, "int16"), axis=1, out_dtype="float32")
@@ -148,6 +154,7 @@ REFUSED = [
     (scale_is_zero, [], "scale-not-positive", "note"),
     (in_float16, [SCALE], "not-float32", "note"),
     (difference_wraps, [SCALE, INT8], "difference-wraps", "note"),
+    (sum_wraps, [SCALE], "sum-wraps", "warning"),
     (sixteen_bits, [SCALES], "range", "note"),
     (shared_over_two_axes, [((4, 1, 4, 1), "float32")], "granularity", "note"),
 ]
