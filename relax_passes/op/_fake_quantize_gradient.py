@@ -83,17 +83,28 @@ def of_quantize(_: relax.Var, call: relax.Call, h: relax.Var, bb: Builder) -> Pa
     return [cast_like(bb, dx, x), ds, *(sum_for(bb, kept, z, form) for z in zero_point)]
 
 
-def of_dequantize(y: relax.Var, call: relax.Call, gy: relax.Var, bb: Builder) -> Partials:
-    """dq = gy s, ds = sum(gy (q - z')), dz = -sum(gy s)."""
+def of_dequantize(_: relax.Var, call: relax.Call, gy: relax.Var, bb: Builder) -> Partials:
+    """dq = gy s, ds = sum(gy (q - z')), dz = -sum(gy s).
+
+    q - z' is what q stands for at scale 1; y / s is rounded where y is in half precision.
+    """
     q, scale, *zero_point = call.args
     form = attributes_of(call)
     step = bb.emit(expand_scale(scale, q, **form))
     gy = cast(bb, gy, "float32")
     dq = bb.emit(R.multiply(gy, step))
-    count = bb.emit(R.divide(cast(bb, y, "float32"), step))
+    count = bb.emit(_steps(call, bb))
     ds = sum_for(bb, bb.emit(R.multiply(gy, count)), scale, form)
     down = bb.emit(R.negative(dq))
     return [dq, ds, *(sum_for(bb, down, z, form) for z in zero_point)]
+
+
+def _steps(call: relax.Call, bb: Builder) -> relax.Call:
+    """q - z', float32."""
+    q, scale, *zero_point = call.args
+    one = bb.emit(R.ones(scale.ty.shape, "float32"))
+    form = {**unrounded(attributes_of(call)), "out_dtype": "float32"}
+    return call_of("dequantize", [q, one, *zero_point], form)
 
 
 def _of_grad(partials: relax.Var, call: relax.Call, upstream: relax.Var, bb: Builder) -> Partials:

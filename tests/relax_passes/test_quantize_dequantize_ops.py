@@ -79,6 +79,18 @@ def test_zero_point_of_any_integer_dtype(dtype):
     assert ds == -7
 
 
+@pytest.mark.parametrize("scale", [0.1234567, 20000.0])
+def test_half_precision_values_do_not_round_the_scale_gradient(scale):
+    """float16 holds neither 7 · 0.1234567 nor 7 · 20000."""
+    q, zero_point = np.arange(-8, 8, dtype="int8"), np.float32(2.4)
+    got = partials(
+        lambda *a: relax.op.astype(dequantize(*a, out_dtype="float16"), "float32"),
+        np.ones(16, "float32"), q, np.float32(scale), zero_point,
+    )  # fmt: skip
+    assert got[0] == (q - 2.0).sum()
+    np.testing.assert_allclose(got[1], -16 * scale, rtol=1e-6)
+
+
 @pytest.mark.parametrize("parameter_shape", [(), (1,), (20,)])
 @pytest.mark.parametrize(("out_dtype", "bits", "signed"), [("int8", 8, True), ("uint8", 8, False)])
 def test_pair_of_tvm(parameter_shape, out_dtype, bits, signed, rng):
