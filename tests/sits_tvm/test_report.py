@@ -63,7 +63,9 @@ def test_table_pads_columns():
 
 def test_repr_is_short():
     assert repr(Report()) == "<Report: empty>"
-    assert repr(full_report()).startswith("<Report: 1 quantized, 1 skipped, 1 attention, 1 quantize_sites")
+    assert repr(full_report()).startswith(
+        "<Report: 1 quantized, 1 skipped, 1 attention, 1 quantize_sites"
+    )
 
 
 def test_columns_without_a_value_are_left_out():
