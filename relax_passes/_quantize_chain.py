@@ -16,6 +16,7 @@ from tvm import relax
 from relax_passes._quantize_values import Values, is_tensor
 
 _CLIPS = ("clip", "minimum", "maximum")
+_MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims")
 _OTHER_ROUNDING = {"floor": "down", "ceil": "up", "trunc": "towards zero"}
 _CAST_HELP = "cast x to float32 before, and the result after"
 _ROUND_HELP = "write R.round, which rounds ties to even"
@@ -67,13 +68,17 @@ class Event:
 
 @dataclass
 class Chain:
-    """x / divisor, `events` and `words` (names of the ops) in reverse, times multiplier."""
+    """x / divisor, `events` and `words` (names of the ops) in reverse, times multiplier.
+
+    `moved` is an op on the way that gives the codes another shape.
+    """
 
     multiplier: Parameter
     x: relax.Expr | None = None
     divisor: Parameter | None = None
     events: list[Event] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
+    moved: str = ""
 
     @property
     def form(self) -> str:
@@ -112,16 +117,19 @@ def chain_ends(values: Values, expr: relax.Expr) -> Iterator[tuple[relax.Expr, C
 def read_chain(values: Values, codes: relax.Expr, chain: Chain) -> None:
     """Fill `chain` from `codes` down to x. Raises Refused at the first op that does not fit."""
     name, call = values.call(codes)
-    while name in ("astype", "add", "subtract", *_CLIPS):
+    while name in ("astype", "add", "subtract", *_CLIPS, *_MOVES):
         codes = _read_step(values, name, call, chain)
         name, call = values.call(codes)
     if name == "quantize":
         _read_quantize(call, chain)
-        return
-    if name != "round":
+    elif name == "round":
+        chain.note("round", Event("round"))
+        _read_ratio(values, call.args[0], chain)
+    else:
         raise _other_rounding(values, name, call)
-    chain.note("round", Event("round"))
-    _read_ratio(values, call.args[0], chain)
+    if chain.moved:
+        message = f"R.{chain.moved} lies between the rounding and the multiplication by the scale"
+        raise Refused("codes-moved", message, f"multiply by the scale first, R.{chain.moved} after")
 
 
 def _read_step(values: Values, name: str, call: relax.Call, chain: Chain) -> relax.Expr:
@@ -134,6 +142,9 @@ def _read_step(values: Values, name: str, call: relax.Call, chain: Chain) -> rel
     elif name in _CLIPS:
         source, lo, hi = _clip(values, name, call)
         chain.note(name, Event("clip", lo=lo, hi=hi))
+    elif name in _MOVES:
+        chain.note(name)
+        chain.moved = name
     else:
         source, zero = call.args
         if name == "add" and not rounds(values, source):
@@ -235,7 +246,7 @@ def rounds(values: Values, expr: relax.Expr, depth: int = 12) -> bool:
         return truncates or rounds(values, source, depth - 1)
     if name in ("add", "subtract", "minimum", "maximum"):
         return any(rounds(values, arg, depth - 1) for arg in call.args)
-    return name == "clip" and rounds(values, call.args[0], depth - 1)
+    return name in ("clip", *_MOVES) and rounds(values, call.args[0], depth - 1)
 
 
 def is_integer(dtype: str) -> bool:

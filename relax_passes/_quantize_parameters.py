@@ -107,11 +107,13 @@ def read_granularity(
     return Granularity(f"per group, axis {axis}", axis, size, aligned, aligned)
 
 
-def repeated_scale(values: Values, expr: relax.Expr) -> tuple[relax.Expr, int, int] | None:
-    """(scale, group size, axis) where `expr` repeats each scale for a group of elements."""
+def repeated_scale(values: Values, expr: relax.Expr) -> tuple[relax.Expr, int, int, Any] | None:
+    """(scale, group size, axis from the end, groups) where `expr` repeats scales for groups."""
     name, call = values.call(expr)
     if name == "repeat" and call.attrs.axis is not None:
-        return call.args[0], int(call.attrs.repeats), int(call.attrs.axis) % call.ty.ndim
+        axis = int(call.attrs.axis) % call.ty.ndim
+        scale = call.args[0]
+        return scale, int(call.attrs.repeats), axis - call.ty.ndim, scale.ty.shape[axis]
     if name != "reshape":
         return None
     inner, stretch = values.call(call.args[0])
@@ -122,7 +124,8 @@ def repeated_scale(values: Values, expr: relax.Expr) -> tuple[relax.Expr, int, i
         return None
     if narrow[:-1] != wide[:-1] or static_shape(call) != [*wide[:-2], wide[-2] * wide[-1]]:
         return None
-    return values.unstretched(stretch.args[0])[0], wide[-1], len(wide) - 2
+    scale, shape = values.unstretched(stretch.args[0])
+    return scale if equal_shapes(shape, narrow) else stretch.args[0], wide[-1], -1, narrow[-2]
 
 
 def in_shape(
@@ -137,7 +140,9 @@ def in_shape(
             array = array.reshape([int(d) for d in own])
         wide = np.broadcast_to(array.reshape(()) if array.size == 1 else array, dims)
         return relax.const(np.array(wide.reshape([int(d) for d in shape])))
-    expr = parameter.expr if parameter.axis is not None else values.unstretched(parameter.expr)[0]
+    expr = parameter.expr
+    if parameter.axis is None and parameter.shape is None:
+        expr = values.unstretched(expr)[0]
     if not equal_shapes(own, aligned):
         expr = relax.op.broadcast_to(_reshape(expr, own), list(aligned))
         return relax.op.reshape(expr, list(shape)) if len(shape) != len(aligned) else expr

@@ -158,10 +158,11 @@ def _granularity(
     repeated = repeated_scale(values, scale.expr) if granularity.group_size == 1 else None
     if repeated is None or zero is not None:
         return granularity, scale
-    inner, size, axis = repeated
-    shape = list(inner.ty.shape)
+    inner, size, from_end, groups = repeated
+    axis, shape = len(granularity.shape) + from_end, list(granularity.shape)
+    shape[axis] = groups
     name = f"per group of {size}, axis {axis}"
-    return Granularity(name, axis, size, shape, shape), Parameter(inner)
+    return Granularity(name, axis, size, shape, shape), Parameter(inner, shape=shape)
 
 
 def _make(values: Values, site: Site) -> relax.Call:

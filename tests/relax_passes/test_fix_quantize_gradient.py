@@ -29,6 +29,7 @@ ROW_SCALES = ((ROWS, 1), "float32")
 ZERO = {dtype: ((), dtype) for dtype in ("int8", "float32")}
 GROUP = 4
 GROUP_SCALES = ((ROWS, CHANNELS // GROUP), "float32")
+LIST_OF_SCALES = ((ROWS * CHANNELS // GROUP,), "float32")
 
 
 def plain(b, x, s):
@@ -123,6 +124,20 @@ def expanded(b, x, s):
     return plain(b, x, b.reshape(wide, (ROWS, CHANNELS)))
 
 
+def repeated_for_a_batch(b, x, s):
+    batch = plain(b, b.reshape(x, (1, ROWS, CHANNELS)), b.repeat(s, GROUP, 1))
+    return b.reshape(batch, (ROWS, CHANNELS))
+
+
+def expanded_from_a_list(b, x, s):
+    return expanded(b, x, b.reshape(s, (ROWS, CHANNELS // GROUP)))
+
+
+def expanded_to_one_group(b, x, s):
+    wide = b.broadcast_to(b.reshape(s, (ROWS, 1, 1)), (ROWS, 1, CHANNELS))
+    return plain(b, x, b.reshape(wide, (ROWS, CHANNELS)))
+
+
 def our_pair(b, x, s):
     form = {"bits": 3, "axis": 1, "signed": False}
     return dequantize(b.bb.emit(quantize(x, s, **form)), s, **form)
@@ -153,6 +168,9 @@ FORMS = {
     "grouped_in_rows": (grouped_in_rows, [GROUP_SCALES], {**INT4, **PER_GROUP}),
     "repeated": (repeated, [GROUP_SCALES], {**INT4, **PER_GROUP}),
     "expanded": (expanded, [GROUP_SCALES], {**INT4, **PER_GROUP}),
+    "repeated_for_a_batch": (repeated_for_a_batch, [GROUP_SCALES], {**PER_GROUP, "axis": 2}),
+    "expanded_from_a_list": (expanded_from_a_list, [LIST_OF_SCALES], {**INT4, **PER_GROUP}),
+    "expanded_to_one_group": (expanded_to_one_group, [((ROWS,), "float32")], {"group_size": 8}),
     "our_pair": (our_pair, [SCALES], {"bits": 3, "signed": False, **CHANNEL}),
 }
 
@@ -263,6 +281,28 @@ def test_codes_that_are_read_elsewhere_stay():
 
     func = FixQuantizeGradient()(one_function(spell, X, SCALE))["main"]
     assert op_names(func) == ["divide", "round", "clip", "sits.fake_quantize"]
+
+
+def test_what_a_local_function_reads_stays():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+            double = R.add(y, y)
+            codes = R.clip(R.round(R.divide(x, R.const(0.5, "float32"))), -8, 7)
+            q = R.multiply(codes, R.const(0.5, "float32"))
+
+            @R.function
+            def scaled(z: R.Tensor((8,), "float32")) -> R.Tensor((8,), "float32"):
+                w = R.multiply(z, double)
+                return w
+
+            out = scaled(q)
+            return out
+
+    after = FixQuantizeGradient()(Before)
+    assert op_names(after["main"]) == ["add", "sits.fake_quantize"]
+    assert relax.analysis.well_formed(after)
 
 
 def test_a_symbolic_batch():

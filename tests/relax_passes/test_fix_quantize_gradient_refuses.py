@@ -121,6 +121,11 @@ def sum_wraps(b, x, s):
     return b.multiply(b.astype(b.subtract(codes, const(5, "int8")), "float32"), s)
 
 
+def codes_are_transposed(b, x, s):
+    codes = b.permute_dims(b.astype(codes_of(b, x, s), "int8"))
+    return b.multiply(b.astype(codes, "float32"), s)
+
+
 def sixteen_bits(b, x, s):
     codes = b.quantize(x, s, const(0, "int16"), axis=1, out_dtype="int16")
     return b.dequantize(codes, s, const(0, "int16"), axis=1, out_dtype="float32")
@@ -155,6 +160,7 @@ REFUSED = [
     (in_float16, [SCALE], "not-float32", "note"),
     (difference_wraps, [SCALE, INT8], "difference-wraps", "note"),
     (sum_wraps, [SCALE], "sum-wraps", "warning"),
+    (codes_are_transposed, [SCALE], "codes-moved", "warning"),
     (sixteen_bits, [SCALES], "range", "note"),
     (shared_over_two_axes, [((4, 1, 4, 1), "float32")], "granularity", "note"),
 ]
