@@ -104,14 +104,14 @@ def used_vars(value: relax.Expr) -> Iterator[relax.Var]:
     if isinstance(value, relax.Var):
         yield value
     elif isinstance(value, relax.Call):
-        for arg in value.args:
+        for arg in (value.op, *value.args):
             yield from used_vars(arg)
     elif isinstance(value, relax.Tuple):
         for part in value.fields:
             yield from used_vars(part)
     elif isinstance(value, relax.TupleGetItem):
         yield from used_vars(value.tuple_value)
-    elif isinstance(value, relax.If):
+    elif isinstance(value, relax.If | relax.Function):
         yield from relax.analysis.free_vars(value)
 
 

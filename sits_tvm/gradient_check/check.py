@@ -36,9 +36,9 @@ def check_gradient_conservation(
     First the adjoint is walked (see `relax_passes.gradient_conservation_check`). If every path is
     whole, both functions are compiled for this CPU and compared with a float64 reference in
     PyTorch, built from the forward function alone: the straight-through surrogate where it rounds,
-    everything else as it is. Per gradient the relative L2 error must be at most 1e-5 (float32;
-    5e-3 float16, 4e-2 bfloat16) and zeros must be where the reference has them; thresholds are
-    relative, so the size of the loss does not matter.
+    everything else as it is. Per gradient the relative L2 error must be at most 1e-5 (5e-3 or 4e-2
+    if anything in the function is float16 or bfloat16) and zeros must be where the reference has
+    them; thresholds are relative, so the size of the loss does not matter.
 
     Parameters
     ----------
