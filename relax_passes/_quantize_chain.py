@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_passes._quantize_values import Values, is_tensor
+from relax_passes._quantize_values import Values, is_power_of_two, is_tensor
 
 _CLIPS = ("clip", "minimum", "maximum")
 _MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims")
@@ -110,7 +110,8 @@ def chain_ends(values: Values, expr: relax.Expr) -> Iterator[tuple[relax.Expr, C
     elif name == "dequantize" and rounds(values, call.args[0]):
         codes, scale, zero = call.args
         axis = int(call.attrs.axis)
-        subtract = Event("subtract", "int32", zero=Parameter(zero, axis))
+        dtype = "uint32" if str(zero.ty.dtype) == "uint32" else "int32"
+        subtract = Event("subtract", dtype, zero=Parameter(zero, axis))
         yield codes, Chain(Parameter(scale, axis), words=[name], events=[subtract])
 
 
@@ -251,10 +252,3 @@ def rounds(values: Values, expr: relax.Expr, depth: int = 12) -> bool:
 
 def is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint"))
-
-
-def is_power_of_two(array: np.ndarray) -> bool:
-    """Whether every element is a positive power of two with a finite reciprocal."""
-    with np.errstate(divide="ignore", over="ignore"):
-        good = np.isfinite(array) & (array > 0) & np.isfinite(1 / array)
-    return bool(good.all() and (np.frexp(np.where(good, array, 1))[0] == 0.5).all())

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tvm import relax
 
-from relax_passes._quantize_chain import Chain, Event, Parameter, Refused, is_integer, rounds
+from relax_passes._quantize_chain import Chain, Event, Parameter, Refused, is_integer
 from relax_passes._quantize_parameters import agree
 from relax_passes._quantize_values import Values
+from relax_passes._quantize_zero_points import code_of
 
 _BITS = range(2, 9)
 
@@ -39,7 +39,7 @@ def read_codes(values: Values, chain: Chain, rank: int) -> Codes:
     lo, hi, strict = _interval(values, events, shifts)
     bits, signed, narrow_range = code_width(lo, hi)
     if zero is not None:
-        zero = _code_of(values, zero, lo, hi)
+        zero = code_of(values, zero, lo, hi)
         _check_difference(events, shifts[-1], lo, hi)
     return Codes(bits, signed, narrow_range, "strict" if strict else "rounded", zero)
 
@@ -76,8 +76,9 @@ def _one_zero_point(values: Values, shifts: list[Event], rank: int) -> Parameter
 def _interval(
     values: Values, events: list[Event], shifts: list[Event]
 ) -> tuple[float, float, bool]:
-    """Smallest and largest code; whether the range was clipped before the rounding."""
-    lo, hi, rounded, strict, done = -np.inf, np.inf, False, False, False
+    """Smallest and largest code; whether they come from a clip before the rounding."""
+    lo, hi, rounded, done = -np.inf, np.inf, False, False
+    first = lo, hi  # what the clips before the rounding leave
     for event in events:
         if event.kind == "round":
             rounded = True
@@ -85,15 +86,28 @@ def _interval(
             if done:
                 raise Refused("clip-after", "a clip follows the subtraction of the zero point")
             _check_integers(event)
-            strict |= not rounded
             lo, hi = (float(np.clip(bound, event.lo, event.hi)) for bound in (lo, hi))
+            first = first if rounded else (lo, hi)
         elif event.kind == "cast":
             _check_cast(event.dtype, lo, hi, done)
         elif event is shifts[0]:
             lo, hi = _shifted(values, event, lo, hi)
+            first = _shifted(values, event, *first)
         else:
             done = True
-    return lo, hi, strict
+    return lo, hi, _is_strict(first, (lo, hi))
+
+
+def _is_strict(first: tuple[float, float], codes: tuple[float, float]) -> bool:
+    """Whether the range that is left by the clips before the rounding is that of the codes."""
+    bounds = [a == b for a, b in zip(first, codes, strict=True)]
+    if any(bounds) and not all(bounds) and np.isfinite(codes).all():
+        raise Refused(
+            "two-clip-masks",
+            "x / scale is clipped on one side before the rounding, the codes on the other after",
+            "clip after the rounding",
+        )
+    return all(bounds)
 
 
 def _check_integers(event: Event) -> None:
@@ -158,45 +172,3 @@ def _check_difference(events: list[Event], last: Event, lo: float, hi: float) ->
         if info.min > lo - hi or info.max < hi - lo:
             message = f"the difference of code and zero point is computed in {dtype}, and may wrap"
             raise Refused("difference-wraps", message, "subtract in int32 or float32")
-
-
-def _code_of(values: Values, zero: Parameter, lo: float, hi: float) -> Parameter:
-    """`zero` as the op takes it: a constant code, integers in the range, or a float to round."""
-    array = values.constant(zero.expr)
-    if array is not None:
-        outside = array[~((array >= lo) & (array <= hi) & (array == np.round(array)))]
-        if outside.size:
-            message = f"the zero point {outside.flat[0]} is not a code of {lo:.0f}…{hi:.0f}"
-            raise Refused("zero-point-range", message)
-        return zero
-    base, shape = values.unstretched(zero.expr)
-    base, is_code = _unrounded(values, base, lo, hi)
-    if is_code:
-        return Parameter(base, zero.axis, None if zero.axis is not None else shape)
-    raise Refused(
-        "zero-point-range",
-        f"the zero point, {base.ty.dtype}, may be no code of {lo:.0f}…{hi:.0f}: the op would round "
-        "and clip it",
-        f"write R.clip(R.round(zero_point), {lo:.0f}, {hi:.0f}), or bind it to a constant",
-    )
-
-
-def _unrounded(values: Values, zero: relax.Expr, lo: float, hi: float) -> tuple[relax.Expr, bool]:
-    """What `zero` is clip(round(·), lo, hi) of, and whether it is that."""
-    rounded, clipped, may_wrap = False, False, False
-    name, call = values.call(zero)
-    while name in ("astype", "round", "clip"):
-        zero = call.args[0]
-        rounded |= name == "round"
-        if name == "clip" and [values.number(bound) for bound in call.args[1:]] == [lo, hi]:
-            clipped, may_wrap = True, False
-        if name == "astype" and is_integer(str(call.ty.dtype)) and "float" in str(zero.ty.dtype):
-            may_wrap = True
-            if not rounds(values, zero):
-                return zero, False
-        name, call = values.call(zero)
-    dtype = str(zero.ty.dtype)
-    if is_integer(dtype):
-        info = np.iinfo(dtype)
-        return zero, clipped or (info.min >= lo and info.max <= hi)
-    return zero, rounded and clipped and not may_wrap

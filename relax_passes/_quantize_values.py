@@ -127,6 +127,13 @@ def equal_shapes(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(map(equal_dims, a, b))
 
 
+def is_power_of_two(array: np.ndarray) -> bool:
+    """Whether every element is a positive power of two with a finite reciprocal."""
+    with np.errstate(divide="ignore", over="ignore"):
+        good = np.isfinite(array) & (array > 0) & np.isfinite(1 / array)
+    return bool(good.all() and (np.frexp(np.where(good, array, 1))[0] == 0.5).all())
+
+
 def _only_ones_change(call: relax.Call) -> bool:
     if not (is_tensor(call) and is_tensor(call.args[0])):
         return False

@@ -96,6 +96,41 @@ def zero_point_is_not_rounded(b, x, s, z):
     return b.multiply(b.subtract(codes, z), s)
 
 
+def with_codes_of_zero_point(b, x, s, code, lo, hi):
+    codes = b.clip(b.add(b.round(b.divide(x, s)), code), lo, hi)
+    return b.multiply(b.subtract(codes, code), s)
+
+
+def zero_point_wraps_to_uint8(b, x, s, z):
+    return with_codes_of_zero_point(b, x, s, b.astype(b.astype(z, "uint8"), "float32"), -128, 127)
+
+
+def zero_point_wraps_to_int8(b, x, s, z):
+    code = b.astype(b.astype(b.clip(z, 0, 255), "int8"), "float32")
+    return with_codes_of_zero_point(b, x, s, code, 0, 255)
+
+
+def zero_point_has_less_room(b, x, s, z):
+    code = b.clip(b.clip(b.round(z), 0, 15), 3, 20)
+    return with_codes_of_zero_point(b, x, s, code, 0, 15)
+
+
+def zero_point_in_int16(b, x, s, z):
+    code = b.astype(b.clip(z, 0, 15), "float32")
+    return with_codes_of_zero_point(b, x, s, code, 0, 15)
+
+
+def wraps_around_in_uint32(b, x, s):
+    zero = const(3, "uint32")
+    codes = b.quantize(x, s, zero, axis=1, out_dtype="int8")
+    return b.dequantize(codes, s, zero, axis=1, out_dtype="float32")
+
+
+def clipped_before_and_after(b, x, s):
+    codes = b.round(b.maximum(b.divide(x, s), const(-8.0)))
+    return b.multiply(b.minimum(codes, const(7.0)), s)
+
+
 def zero_point_out_of_range(b, x, s):
     codes = b.clip(b.add(b.round(b.divide(x, s)), const(20.0)), 0, 15)
     return b.multiply(b.subtract(codes, const(20.0)), s)
@@ -155,6 +190,13 @@ REFUSED = [
     (cast_before_clip, [SCALE], "cast-before-clip", "warning"),
     (zero_point_of_any_int8, [SCALE, INT8], "zero-point-range", "note"),
     (zero_point_is_not_rounded, [SCALE, FLOAT], "zero-point-range", "note"),
+    (zero_point_wraps_to_uint8, [SCALE, INT8], "zero-point-range", "note"),
+    (zero_point_wraps_to_int8, [SCALE, ((), "int32")], "zero-point-range", "note"),
+    (zero_point_wraps_to_int8, [SCALE, FLOAT], "zero-point-range", "note"),
+    (zero_point_has_less_room, [SCALE, FLOAT], "zero-point-range", "note"),
+    (zero_point_in_int16, [SCALE, ((), "int16")], "zero-point-dtype", "note"),
+    (wraps_around_in_uint32, [SCALES], "difference-wraps", "note"),
+    (clipped_before_and_after, [SCALE], "two-clip-masks", "note"),
     (zero_point_out_of_range, [SCALE], "zero-point-range", "note"),
     (scale_is_zero, [], "scale-not-positive", "note"),
     (in_float16, [SCALE], "not-float32", "note"),
