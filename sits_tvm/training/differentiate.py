@@ -165,8 +165,21 @@ def _with_adjoint(
         bb.emit_func_output(relax.Tuple([func.body.body, relax.Tuple(gradients)]))
     raise_errors(faults)
     result = bb.get()
-    result[name] = relax.analysis.remove_all_unused(result[name])
-    return result
+    result[name] = _without_unused(result[name])
+    normalize: Pass = relax.transform.Normalize()
+    return normalize(result)
+
+
+def _without_unused(func: relax.Function) -> relax.Function:
+    """TVM's `remove_all_unused` takes time quadratic in the bindings. A cast may bind a shape."""
+    (block,), result = func.body.blocks, func.body.body
+    used, kept = set(relax.analysis.free_vars(result)), []
+    for binding in reversed(block.bindings):
+        if binding.var in used or isinstance(binding, relax.MatchCast):
+            used.update(relax.analysis.free_vars(binding.value))
+            kept.append(binding)
+    body = relax.SeqExpr([relax.DataflowBlock(kept[::-1])], result)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
 
 
 def _walk_back(
