@@ -1,8 +1,9 @@
 """Make negative indices of gathers nonnegative. Runs before LegalizeOps.
 
-Handles take (mode "fast"), gather_elements, gather_nd, index_tensor and scatter_nd, which read or
-write outside the tensor for an index of -1. Leaves alone: take in a mode that defines such an
-index, and index_put, scatter_elements and strided_slice, which count from the end by themselves.
+Handles take and its gradient (mode "fast"), gather_elements, gather_nd, index_tensor and
+scatter_nd, which read or write outside the tensor for an index of -1, or drop it. Leaves alone:
+take in a mode that defines such an index, and index_put, scatter_elements and strided_slice, which
+count from the end by themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sits_tvm.diagnostics import Diagnostic, emit
 
 _REWRITES = {
     "relax.take": "take",
+    "relax.sits.take_backward": "take_backward",
     "relax.gather_elements": "gather_elements",
     "relax.gather_nd": "gather_nd",
     "relax.scatter_nd": "gather_nd",
@@ -94,6 +96,13 @@ class _Normalizer(PyExprMutator):
             return None
         axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
         return [call.args[0], self.wrap(call, call.args[1], [shape[axis]])]
+
+    def take_backward(self, call: relax.Call, _: relax.ShapeExpr) -> list[relax.Expr] | None:
+        if call.attrs["mode"] != "fast":
+            return None
+        gy, index, shape = call.args
+        axis = 0 if call.attrs["axis"] is None else int(call.attrs["axis"])
+        return [gy, self.wrap(call, index, [shape[axis]]), shape]
 
     def gather_elements(self, call: relax.Call, shape: relax.ShapeExpr) -> list[relax.Expr]:
         return [call.args[0], self.wrap(call, call.args[1], [shape[int(call.attrs.axis)]])]

@@ -11,6 +11,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+import sits_tvm
 from relax_passes.normalize_negative_indices import NormalizeNegativeIndices
 from sits_tvm.diagnostics import collect
 
@@ -35,6 +36,19 @@ def test_adds_the_length_of_the_axis():
             return R.take(x, R.const([7, 0], "int64"), axis=1)
 
     verify(Before, Expected)
+
+
+def test_the_gradient_goes_to_the_row_that_was_read(rng):
+    @I.ir_module
+    class Lookup:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float32")) -> R.Tensor((), "float32"):
+            return R.sum(R.take(x, R.const([-1, 0], "int64"), axis=0))
+
+    ex = sits_tvm.build(sits_tvm.differentiate(Lookup), "llvm -mcpu=native")
+    x = tvm.runtime.tensor(rng.standard_normal((3, 4)).astype("float32"))
+    _, (gradient,) = relax.VirtualMachine(ex, tvm.cpu())["main_adjoint"](x)
+    np.testing.assert_array_equal(gradient.numpy(), np.repeat([[1], [0], [1]], 4, axis=1))
 
 
 def test_symbolic_axis_of_a_scalar_index():
