@@ -1,4 +1,5 @@
-"""Gradients of 2-D convolution and its transpose, each by the other, so that any order works.
+"""Gradients of 2-D convolution and its transpose, each by the other, so that any order works;
+and what TVM's gradient of pooling cannot do.
 
 TVM's rule for conv2d emits a conv2d in another layout, which it then differentiates as if that
 were NCHW, and conv2d_transpose has none. Ours are for NCHW, one group; else TVM's remain.
@@ -10,7 +11,7 @@ from tvm import relax
 from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
-from tvm.relax.op._op_gradient import conv2d_grad
+from tvm.relax.op._op_gradient import conv2d_grad, max_pool2d_grad
 
 from ._rules import dims, gradient
 
@@ -41,6 +42,14 @@ def _conv2d_transpose(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) ->
     x, w = call.args
     dx = R.nn.conv2d(g, w, attrs.strides, attrs.padding, attrs.dilation)
     return [dx, _weight_gradient(bb, g, x, w, call)]
+
+
+@gradient("nn.max_pool2d")
+def _max_pool2d(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """TVM's, whose kernel knows no dilation."""
+    if any(int(d) != 1 for d in call.attrs.dilation):
+        raise ValueError(f"max_pool2d of dilation {list(call.attrs.dilation)}; only 1 has one")
+    return list(max_pool2d_grad(var, call, g, bb))
 
 
 def _is_plain(call: relax.Call, kernel_layout: str) -> bool:

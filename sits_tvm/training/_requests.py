@@ -49,6 +49,8 @@ def _fault(
     if not positions:
         names = ", ".join(p.name for p in func.params)
         return f"{shown!r} is no argument of the function", f"its arguments are {names}"
+    if len(positions) > 1:
+        return f"{len(positions)} arguments are named {shown!r}", "give the variable itself"
     ty = func.params[positions[0]].ty
     if not is_float(ty):
         return f"{shown!r} is {ty}: only floats have gradients", "leave it out of require_grads"

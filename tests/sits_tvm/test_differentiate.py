@@ -216,6 +216,22 @@ def test_require_grads_names_every_fault():
     assert "no argument" in error.message
 
 
+def test_a_name_of_two_arguments_is_no_choice():
+    bb, params = relax.BlockBuilder(), [relax.Var("w", VECTOR), relax.Var("w", VECTOR)]
+    with bb.function("main", params):
+        bb.emit_func_output(bb.emit(relax.op.sum(bb.emit(relax.op.multiply(*params)))))
+    (error,) = errors_of(bb.get(), require_grads="w")
+    assert "2 arguments are named 'w'" in error.message
+
+
+def test_a_pool_that_the_gradient_kernel_cannot_do_is_named():
+    maps = relax.TensorType([1, 2, 5, 5], "float32")
+    mod = loss_of(lambda bb, x: relax.op.nn.max_pool2d(x, 2, dilation=2), maps)
+    (error,) = errors_of(mod)
+    assert "dilation [2, 2]" in error.message
+    assert error.binding
+
+
 def test_takes_variables():
     mod = loss_of(lambda bb, x: relax.op.exp(x), VECTOR)
     by_var = differentiate(mod, require_grads=[mod["main"].params[0]])
