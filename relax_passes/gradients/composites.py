@@ -15,7 +15,7 @@ from tvm.relax import op as R
 
 from relax_passes.op._attention_plain import lower_plain
 
-from ._rules import axes_of, cast, const, gradient
+from ._rules import axes_of, cast, const, dims, gradient, reshape
 from .reverse import vector_jacobian
 
 _WIDE = ("float32", "float64")
@@ -100,3 +100,33 @@ def _aligned(bb: Builder, weight: Expr, axes: list[int], x: Expr) -> Expr:
     """A weight over `axes` with ones for the axes of x behind the first of them."""
     missing = [a for a in range(axes[0], x.ty.ndim) if a not in axes]
     return bb.emit(R.expand_dims(weight, [a - axes[0] for a in missing])) if missing else weight
+
+
+@_composite("nn.nll_loss")
+def nll_loss(bb: Builder, call: relax.Call) -> Expr:
+    """-Σ w[t] x[t] (mean: over Σ w[t]). TVM's gradient reads w at an ignored target below 0."""
+    (x, targets, *weights), dtype = call.args, call.args[0].ty.dtype
+    axis = min(1, x.ty.ndim - 1)
+    ignored = relax.const(int(call.attrs.ignore_index), str(targets.ty.dtype))
+    column, counts = (
+        bb.emit(R.expand_dims(t, axis)) for t in (targets, bb.emit(R.not_equal(targets, ignored)))
+    )
+    classes = _along(bb, bb.emit(R.arange(0, dims(x)[axis], 1, str(targets.ty.dtype))), axis, x)
+    hit = bb.emit(R.logical_and(bb.emit(R.equal(column, classes)), counts))
+    hit = reshape(bb, hit, dims(x))  # their lengths may be known to be equal at run time only
+    wide = "float64" if dtype == "float64" else "float32"
+    weight = cast(bb, weights[0] if weights else relax.const(1, wide), wide)
+    weight = _along(bb, weight, axis, x) if weights else weight
+    x, weight = (
+        bb.emit(R.where(hit, part, const(0, part))) for part in (cast(bb, x, wide), weight)
+    )
+    axes = [axis] if call.attrs.reduction == "none" else None
+    total = bb.emit(R.negative(bb.emit(R.sum(bb.emit(R.multiply(x, weight)), axes))))
+    if call.attrs.reduction == "mean":
+        total = bb.emit(R.divide(total, bb.emit(R.sum(weight))))
+    return cast(bb, total, dtype)
+
+
+def _along(bb: Builder, vector: Expr, axis: int, x: Expr) -> Expr:
+    """A vector over the classes with ones for the axes of x behind them."""
+    return reshape(bb, vector, [*dims(vector), *[1] * (x.ty.ndim - 1 - axis)])

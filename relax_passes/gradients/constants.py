@@ -18,7 +18,7 @@ _COMPARISONS = {
 }
 _CHOICES = {"argmax", "argmin", "argsort", "one_hot", "nonzero", "bucketize"}
 _MAKERS = {
-    *("arange", "eye", "eye_like", "full", "full_like", "ones", "ones_like", "zeros"),
+    *("arange", "eye", "eye_like", "ones", "ones_like", "zeros"),
     *("zeros_like", "hamming_window", "shape_of", "shape_to_tensor", "tensor_to_shape"),
     "grad.no_grad",
 }

@@ -7,7 +7,7 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from ._rules import axes_of, cast, const, count, dims, gradient, sum_to
+from ._rules import axes_of, cast, const, count, dims, gradient, reshape, sum_to
 
 
 def _restored(bb: Builder, y: Expr, call: relax.Call) -> Expr:
@@ -88,10 +88,10 @@ def _cross_entropy(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> li
     return [R.multiply(g, y), R.multiply(g, x)]
 
 
-@gradient("grad.nll_loss_backward")
-def _nll_loss_backward(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
-    """It is linear in the output gradient, and the loss itself is its transpose."""
-    attrs, (_, _, targets, *weights) = call.attrs, call.args
-    weight = weights[0] if weights else None
-    loss = R.nn.nll_loss(g, targets, weight, attrs.reduction, int(attrs.ignore_index))
-    return [loss, *map(R.grad.no_grad, call.args[1:])]
+@gradient("cumsum")
+def _cumsum(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """The running sum from the end; exclusive if that of x is."""
+    (x,), attrs = call.args, call.attrs
+    axis = 0 if attrs.axis is None else int(attrs.axis)  # of all elements in a row if None
+    total = bb.emit(R.cumsum(bb.emit(R.flip(g, axis)), axis, exclusive=attrs.exclusive))
+    return [cast(bb, reshape(bb, bb.emit(R.flip(total, axis)), dims(x)), x.ty.dtype)]

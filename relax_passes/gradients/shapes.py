@@ -8,7 +8,7 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from ._rules import dims, gradient, none, reshape, wide_sum
+from ._rules import cast, dims, gradient, none, reshape, wide_sum
 
 
 @gradient("reshape", "flatten", "squeeze", "expand_dims")
@@ -82,3 +82,11 @@ def _permute_dims(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> lis
     ndim, axes = var.ty.ndim, call.attrs.axes
     forward = list(range(ndim))[::-1] if not axes else [int(a) % ndim for a in axes]
     return [R.permute_dims(g, [forward.index(i) for i in range(ndim)])]
+
+
+@gradient("full", "full_like")
+def _full(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+    """The value is in every element."""
+    like, value = call.args
+    total = wide_sum(bb, g, range(var.ty.ndim))
+    return [*none(like), cast(bb, reshape(bb, total, dims(value)), value.ty.dtype)]

@@ -16,12 +16,12 @@ from sits_tvm.diagnostics import Diagnostic
 _INDEX_ARGUMENTS = {
     "relax.take": (1,),
     "relax.where": (0,),
+    "relax.full_like": (0,),
     "relax.gather_elements": (1,),
     "relax.scatter_elements": (1,),
     "relax.sits.take_backward": (1,),
     "relax.sits.int4_take": (0,),
     "relax.nn.nll_loss": (1,),
-    "relax.grad.nll_loss_backward": (1, 2),
 }
 
 

@@ -29,22 +29,10 @@ def _scatter_elements(call, args, _at):
     return args[0].scatter_add(int(call.attrs.axis), args[1].long(), args[2])
 
 
-def _nll_loss_backward(call, args, _at):
-    g, predictions, targets = args
-    logits = predictions.detach().requires_grad_()
-    with torch.enable_grad():
-        loss = torch.nn.functional.nll_loss(logits, targets.long(), reduction=call.attrs.reduction)
-    return torch.autograd.grad(loss, logits, g)[0]
-
-
 def _std(call, args, _at):
     axis = call.attrs.axis
     dim = tuple(range(args[0].ndim)) if axis is None else [int(a) for a in axis]
     return torch.std(args[0], dim=dim, correction=0, keepdim=bool(call.attrs.keepdims))
-
-
-def _nll_loss(call, args, _at):
-    return torch.nn.functional.nll_loss(args[0], args[1].long(), reduction=call.attrs.reduction)
 
 
 def _softplus(call, args, _at):
@@ -56,8 +44,6 @@ RULES = {
     "relax.take": _take,
     "relax.sits.take_backward": _take_backward,
     "relax.scatter_elements": _scatter_elements,
-    "relax.grad.nll_loss_backward": _nll_loss_backward,
-    "relax.nn.nll_loss": _nll_loss,
     "relax.nn.softplus": _softplus,
     "relax.std": _std,
     "relax.outer": lambda call, args, _at: torch.outer(*args),

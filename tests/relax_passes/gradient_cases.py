@@ -321,6 +321,24 @@ case(
     lambda x: (x @ x.transpose(-1, -2) / 8**0.5).softmax(-1) @ x,
     draw(1, 2, 5, 8),
 )
+
+
+def running_sum(x, axis, exclusive):
+    x = x.flatten() if axis is None else x
+    total = x.cumsum(axis or 0)
+    return total - x if exclusive else total
+
+
+def weighted_loss(x, weights, labels, ignored, reduction):
+    """nll_loss with a gradient in the weights, which torch's has not."""
+    rows = [i for i, label in enumerate(labels) if label != ignored]
+    kept = [labels[i] for i in rows]
+    terms = -x[rows, kept] * weights[kept]
+    if reduction == "none":
+        return x.new_zeros(len(labels)).index_add(0, torch.tensor(rows), terms)
+    return terms.sum() / (weights[kept].sum() if reduction == "mean" else 1)
+
+
 _LABELS = [1, 7, 3]
 case(
     "nll_loss",
@@ -335,4 +353,54 @@ case(
     X,
     POSITIVE,
     shapes=[ROWS, ROWS],
+)
+_WEIGHTS = POSITIVE[2]
+for _reduction in ("none", "sum", "mean"):
+    for _ignored, _labels in [(-100, [1, -100, 3]), (3, [1, 7, 3])]:
+        case(
+            f"nll_loss_weights_{_reduction}_{_ignored}",
+            lambda bb, x, w, r=_reduction, i=_ignored, t=_labels: R.nn.nll_loss(
+                x, relax.const(t, "int64"), w, r, i
+            ),
+            lambda x, w, r=_reduction, i=_ignored, t=_labels: weighted_loss(x, w, t, i, r),
+            X,
+            _WEIGHTS,
+            shapes=[ROWS if _reduction == "sum" else [3, 8], [8]],
+        )
+case(
+    "nll_loss_of_maps",
+    lambda bb, x: R.nn.nll_loss(x, relax.const([[1, -100], [0, 2], [1, 1]], "int64")),
+    lambda x: F.nll_loss(x, torch.tensor([[1, -100], [0, 2], [1, 1]])),
+    draw(3, 4, 2),
+)
+case(
+    "nll_loss_of_one",
+    lambda bb, x: R.nn.nll_loss(x, relax.const(2, "int64")),
+    lambda x: F.nll_loss(x, torch.tensor(2)),
+    X[0],
+)
+for _axis in (0, -1, None):
+    for _exclusive in (False, True):
+        case(
+            f"cumsum_{_axis}_{_exclusive}",
+            lambda bb, x, a=_axis, e=_exclusive: R.cumsum(x, a, exclusive=e),
+            lambda x, a=_axis, e=_exclusive: running_sum(x, a, e),
+            X,
+            shapes=[ROWS],
+        )
+case(
+    "full",
+    lambda bb, v, x: R.multiply(bb.emit(R.full((N, 8), v)), x),
+    lambda v, x: v.expand(3, 8) * x,
+    np.float32(0.3),
+    X,
+    shapes=[[], ROWS],
+)
+case(
+    "full_like",
+    lambda bb, v, x: R.multiply(bb.emit(R.full_like(x, v)), x),
+    lambda v, x: v.expand(3, 8) * x,
+    np.float32(0.3),
+    X,
+    shapes=[[], ROWS],
 )
