@@ -8,6 +8,8 @@ from .bound_take_indices import BoundTakeIndices
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
 from .fix_quantize_gradient import FixQuantizeGradient
 from .gradient_conservation_check import GradientConservationCheck, gradient_conservation_check
+from .inline_private_functions import InlinePrivateFunctions
+from .inline_tuple_access import InlineTupleAccess
 from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
 from .pack_fake_quantized_weights import PackFakeQuantizedWeights
@@ -25,6 +27,8 @@ __all__ = [
     "CheckSubByteBuffers",
     "FixQuantizeGradient",
     "GradientConservationCheck",
+    "InlinePrivateFunctions",
+    "InlineTupleAccess",
     "LowerAttention",
     "NormalizeNegativeIndices",
     "PackFakeQuantizedWeights",

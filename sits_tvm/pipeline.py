@@ -44,7 +44,7 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         passes.CheckSubByteBuffers(),
         passes.FixQuantizeGradient(report),
         *_gradient_check(config, report),
-        relax.transform.InlinePrivateFunctions(),
+        passes.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
         passes.PackFakeQuantizedWeights(lanes=lanes, report=report),
         *quantize,
@@ -95,6 +95,7 @@ def kernel_passes(target: Target) -> list[Pass]:
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
+        passes.InlineTupleAccess(),
         relax.transform.FuseTIR(),
         relax.transform.RewriteDataflowReshape(),  # to views, before a schedule hides them
         relax.transform.DeadCodeElimination(),
