@@ -34,7 +34,7 @@ class _Inliner(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        name = call.op.name_hint if isinstance(call.op, relax.GlobalVar) else None
+        name = call.op.name_hint if isinstance(call.op, relax.GlobalVar) else ""
         if name not in self.callees or name in self.inside:
             return call
         self.inside.append(name)
