@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -177,15 +178,15 @@ def test_empty_tensor_has_zero_gradients(shape, symbolic, grid):
     np.testing.assert_array_equal(dz, np.zeros(param))
 
 
-def test_scale_is_rounded_to_the_dtype_it_is_deployed_in(rng):
-    grid = Grid(group_size=8, scale_dtype="float16")
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_scale_is_rounded_to_the_dtype_it_is_deployed_in(dtype, rng):
+    grid = Grid(group_size=8, scale_dtype=dtype.__name__)
     gy, x, scale, zero_point = draw(rng, "groups", grid, (16, 64))
-    assert (scale != scale.astype("float16")).any()
+    stored = scale.astype(dtype).astype("float32")
+    assert (scale != stored).any()
     form = asdict(grid)
     value = forward(x, scale, zero_point, **form)
-    np.testing.assert_array_equal(
-        value, forward(x, scale.astype("float16"), zero_point, group_size=8)
-    )
+    np.testing.assert_array_equal(value, forward(x, stored, zero_point, group_size=8))
     got = backward(gy, x, scale, zero_point, **form)
     assert_gradients(got, gy, x, scale, zero_point, grid)
 
