@@ -13,7 +13,8 @@ from sits_tvm.diagnostics import Diagnostic, SitsError
 
 SUFFIX = "_adjoint"
 _ADJOINT_NAME = re.compile(rf"(.+?){SUFFIX}\d*(?:_out\d*)?$")
-_SEED_OPS = ("relax.ones", "relax.ones_like", "relax.full", "relax.full_like")
+_FULL = ("relax.full", "relax.full_like")
+_SEED_OPS = ("relax.ones", "relax.ones_like", *_FULL)
 
 
 @dataclass(frozen=True)
@@ -184,4 +185,11 @@ def _is_scalar_one(binding: relax.Binding) -> bool:
         return False
     ty, op = binding.var.ty, binding.value.op
     is_scalar = isinstance(ty, relax.TensorType) and ty.ndim == 0 and "float" in str(ty.dtype)
-    return is_scalar and getattr(op, "name", "") in _SEED_OPS
+    name = getattr(op, "name", "")
+    if not is_scalar or name not in _SEED_OPS:
+        return False
+    return name not in _FULL or _is_one(binding.value.args[1])
+
+
+def _is_one(value: relax.Expr) -> bool:
+    return isinstance(value, tvm.ir.GenericConst) and float(value.value.numpy()) == 1

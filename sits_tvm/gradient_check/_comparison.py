@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from relax_passes._adjoint import SUFFIX, Adjoint, bindings_of
+from sits_tvm.diagnostics import Diagnostic, SitsError
 
 from ._instrument import OUTPUT, Instrumented, scale_dtype
 from ._torch_values import to_torch
@@ -42,7 +43,11 @@ class Comparison:
         runs = [(scale, *self._run_adjoint(args, scale)) for scale in self.scales]
         points = dict(zip(self.tested.adjoint_keys, runs[0][3], strict=True)) or forward_points
         reference = _Reference(self.twin, self.adjoint, args, points)
-        return self._value_rows(vector, args, outputs, forward_points) + [
+        reference.require_finite(vector.name)
+        values = self._value_rows(vector, args, outputs, forward_points)
+        if len(self.tested.adjoint_keys) == len(self.tested.forward_keys):  # its codes are known
+            values += self._output_rows(vector, "adjoint output", runs[0][1], reference)
+        return values + [
             self._gradient_row(vector, scale, i, gradient, reference)
             for scale, _, gradients, _ in runs
             for i, gradient in enumerate(gradients)
@@ -71,15 +76,8 @@ class Comparison:
         self, vector: Vector, args: Sequence[np.ndarray], outputs: Any, points: Mapping[Any, Any]
     ) -> list[GradientRow]:
         """Outputs, and the results of the quantize ops, at the forward function's own codes."""
-        import torch
-
-        with torch.no_grad():
-            run = self.twin.run([to_torch(arg) for arg in args], points)
-        wanted = _leaves(run.outputs)
-        rows = [
-            self._value_row(vector, f"output {i}", "output", got, want)
-            for i, (got, want) in enumerate(zip(_leaves(outputs), wanted, strict=True))
-        ]
+        reference = _Reference(self.twin, self.adjoint, args, points)
+        rows, run = self._output_rows(vector, "output", outputs, reference), reference.run
         for (site, position), got in points.items():
             if position == OUTPUT:
                 var, op = self.twin.sites[site].binding.var, self.twin.sites[site].call.op
@@ -87,11 +85,31 @@ class Comparison:
                 rows.append(self._value_row(vector, var.name, operator, got, run.quantized[site]))
         return rows
 
+    def _output_rows(
+        self, vector: Vector, operator: str, outputs: Any, reference: _Reference
+    ) -> list[GradientRow]:
+        pairs = zip(_leaves(outputs), _leaves(reference.run.outputs), strict=True)
+        return [
+            self._value_row(
+                vector, f"output {i}", operator, got, want.detach(),
+                partial(reference.output_noise, i),
+            )
+            for i, (got, want) in enumerate(pairs)
+        ]  # fmt: skip
+
     def _value_row(
-        self, vector: Vector, name: str, operator: str, got: np.ndarray, want: Any
+        self,
+        vector: Vector,
+        name: str,
+        operator: str,
+        got: np.ndarray,
+        want: Any,
+        noise: Callable[[], float] = lambda: 0.0,
     ) -> GradientRow:
         found = measure(got, np.asarray(want, "float64"), self.limit)
         status = "pass" if found.relative_l2 <= self.limit else "fail"
+        if status == "fail" and is_noise(found.relative_l2, self.limit, noise()):
+            status = "noise"
         return GradientRow(
             name, f"value of {operator}", vector.name, 1.0, status, self.limit, 0.0, got.size,
             found.relative_l2, found.cosine, found.max_difference, 0,
@@ -107,17 +125,30 @@ class _Reference:
         self.twin, self.adjoint, self.args, self.points = twin, adjoint, args, points
         self.gradients, self.run = self._differentiate(None)
 
-    @cached_property
+    @property
     def noise(self) -> list[float]:
         """The largest relative change of each gradient under random rounding errors."""
+        return _changes([gradients for gradients, _ in self._draws], self.gradients)
+
+    def output_noise(self, index: int) -> float:
+        """That of an output."""
+        return _changes([_values(run) for _, run in self._draws], _values(self.run))[index]
+
+    @cached_property
+    def _draws(self) -> list[tuple[list[np.ndarray], TwinRun]]:
         import torch
 
         random = torch.Generator().manual_seed(0)
-        draws = [self._differentiate(random)[0] for _ in range(_NOISE_DRAWS)]
-        return [
-            max(measure(draw[i], exact, 0.0).relative_l2 for draw in draws)
-            for i, exact in enumerate(self.gradients)
-        ]
+        return [self._differentiate(random) for _ in range(_NOISE_DRAWS)]
+
+    def require_finite(self, vector: str) -> None:
+        loss = _values(self.run)[self.adjoint.target_index()]
+        if np.isfinite(loss).all():
+            return
+        message = f"the loss itself is {loss} in the float64 reference, at the arguments {vector!r}"
+        help_ = "give inputs= and params= at which the function is defined"
+        where = {"function": self.adjoint.name, "help": help_}
+        raise SitsError([Diagnostic.error("loss-not-finite", message, **where)])
 
     def _differentiate(self, noise: Any) -> tuple[list[np.ndarray], TwinRun]:
         import torch
@@ -132,6 +163,17 @@ class _Reference:
         found = torch.autograd.grad(loss, leaves, allow_unused=True)
         pairs = zip(leaves, found, strict=True)
         return [np.zeros(x.shape) if g is None else g.numpy() for x, g in pairs], run
+
+
+def _values(run: TwinRun) -> list[np.ndarray]:
+    return [leaf.detach().numpy() for leaf in _leaves(run.outputs)]
+
+
+def _changes(draws: Sequence[list[np.ndarray]], exact: Sequence[np.ndarray]) -> list[float]:
+    return [
+        max(measure(draw[i], value, 0.0).relative_l2 for draw in draws)
+        for i, value in enumerate(exact)
+    ]
 
 
 def _status(found: Measure, reference: np.ndarray, limit: float, noise: Callable[[], float]) -> str:

@@ -54,9 +54,15 @@ def _strided_slice(call: relax.Call, args: list[Any], _at: list[Any]) -> Any:
 
 
 def _take(call: relax.Call, args: list[Any], _at: list[Any]) -> Any:
+    """Outside the axis NaN, as `BoundTakeIndices` has it, unless the mode moves the index."""
     x, index = args[0], args[1].long()
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % x.ndim
-    out = x.index_select(axis, index.reshape(-1))
+    size, flat = x.shape[axis], index.reshape(-1)
+    flat = flat % size if str(call.attrs.mode) == "wrap" else flat
+    near = flat.clamp(0, size - 1)
+    out = x.index_select(axis, near)
+    if str(call.attrs.mode) == "fast" and not near.equal(flat):
+        out = out.index_fill(axis, (near != flat).nonzero().reshape(-1), float("nan"))
     return out.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
 
 

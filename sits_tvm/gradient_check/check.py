@@ -66,9 +66,10 @@ def check_gradient_conservation(
     Raises
     ------
     SitsError
-        If there is no adjoint, an argument does not fit, an op has no reference, or PyTorch is
-        missing.
+        If there is no adjoint, an argument does not fit, an op has no reference, PyTorch is
+        missing, or the function is not finite at the arguments.
     """
+    _check_options(func, seeds, loss_scales)
     adjoint = read_adjoint(mod, func, require_grads)
     given = _given(adjoint.forward, func, params, inputs)
     result = GradientCheck(func, diagnostics=walk_gradients(adjoint))
@@ -86,6 +87,16 @@ def check_gradient_conservation(
             mod, func, compile_, vector.args, require_grads=require_grads
         )
     return result
+
+
+def _check_options(function: str, seeds: Sequence[int], loss_scales: Sequence[float]) -> None:
+    """SitsError for a check that would compare nothing, or only zeros."""
+    faults = []
+    if not len(seeds):
+        faults.append("seeds is empty: nothing would be compared")
+    if not len(loss_scales) or any(not np.isfinite(s) or s == 0 for s in loss_scales):
+        faults.append(f"loss_scales={list(loss_scales)}: give finite factors other than 0")
+    raise_errors([Diagnostic.error("check-options", f, function=function) for f in faults])
 
 
 def _given(

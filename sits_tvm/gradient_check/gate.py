@@ -103,7 +103,8 @@ def _failure(tested: Instrumented, group: Sequence[GradientRow]) -> Diagnostic:
     return Diagnostic.error(
         "value-wrong" if is_value else "gradient-wrong",
         message,
-        function=tested.adjoint.name + ("" if is_value else SUFFIX),
+        function=tested.adjoint.name
+        + (SUFFIX if "adjoint" in worst.operator or not is_value else ""),
         binding=worst.name,
         help="FixQuantizeGradient or sits_tvm.differentiate() make right gradients; if the rule is "
         "yours, compare it with the derivative of its op",

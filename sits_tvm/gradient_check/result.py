@@ -20,7 +20,8 @@ class GradientRow:
     ----------
     name, operator : str
         The parameter, and the op that computes with it ("matmul", "scale of matmul"). A row whose
-        operator starts with "value of" compares a result of the forward function.
+        operator starts with "value of" compares a result of the forward function, or what the
+        adjoint returns beside the gradients ("value of adjoint output").
     vector : str
         "seed 0", "given", or "clip edges" and "ties", where elements lie on decisions.
     status : str

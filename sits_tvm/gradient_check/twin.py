@@ -12,6 +12,7 @@ from tvm.ir import GenericConst, StringImm
 
 from relax_passes._adjoint import bindings_of
 from relax_passes.lower_attention import LowerAttention
+from relax_passes.normalize_negative_indices import NormalizeNegativeIndices
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from tir_schedules.tir_nodes import substitute
 
@@ -104,7 +105,7 @@ class Twin:
 
     def __init__(self, mod: IRModule, name: str) -> None:
         require_torch()
-        mod = tvm.transform.Sequential([LowerAttention()])(mod)
+        mod = tvm.transform.Sequential([NormalizeNegativeIndices(), LowerAttention()])(mod)
         self.name = name
         self.function: relax.Function = mod[name]
         self.bindings = bindings_of(self.function)

@@ -84,11 +84,11 @@ def _draw(
     seed: int,
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    inputs = int((func.attrs or {}).get("num_input", 0))
+    num_input = int((func.attrs or {}).get("num_input", 0))
     args = {}
     for position, param in enumerate(func.params):  # drawn even if given: seeds stay comparable
         shape, dtype = [int(d) for d in _shape_of(param, given)], str(param.ty.dtype)
-        args[param.name] = _draw_one(rng, shape, dtype, roles[param.name], position < inputs)
+        args[param.name] = _draw_one(rng, shape, dtype, roles[param.name], position < num_input)
     args.update(given)
     for site in (site for _, site in quantize_sites(sites)):
         _fit_grid(rng, site, args, {param.name: param for param in func.params}, given)
@@ -111,7 +111,8 @@ def _draw_one(
     elif len(shape) < 2:
         values = 0.5 + 0.5 * rng.standard_normal(shape)
     else:
-        values = rng.standard_normal(shape) * (int(np.prod(shape)) / max(shape)) ** -0.5
+        inputs = int(np.prod(shape)) / max(*shape, 1)
+        values = rng.standard_normal(shape) * max(inputs, 1.0) ** -0.5
     return as_dtype(values, dtype)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from quantize_mutants import Mutant, _identity, attribute, gradient, model
+from small_modules import one_function
 from tvm import relax
 from tvm.relax import op as O
 from tvm.script import ir as I
@@ -361,3 +362,76 @@ def gradients(twin, args, weights):
     tensors = {name: to_torch(value) for name, value in args.items()}
     leaves = [tensors[w].requires_grad_() for w in weights]
     return torch.autograd.grad(twin.run(list(tensors.values())).outputs, leaves)
+
+
+def by_hand(loss, seed, forward=None):
+    """main(w) = loss(w), and an adjoint that returns 2 w times `seed`."""
+    bb = relax.BlockBuilder()
+    for name in ("main", "main_adjoint"):
+        w = relax.Var("w", relax.TensorType((8,), "float32"))
+        with bb.function(name, [w]):
+            value = bb.emit((forward or loss)(bb, w) if name == "main_adjoint" else loss(bb, w))
+            if name == "main":
+                bb.emit_func_output(value)
+                continue
+            start = bb.emit(seed(), "gv_adjoint")
+            found = bb.emit(O.multiply(bb.emit(O.add(w, w)), start), "w_adjoint_out")
+            bb.emit_func_output(relax.Tuple([value, relax.Tuple([found])]))
+    return bb.get()
+
+
+def squares(bb, w):
+    return O.sum(bb.emit(O.multiply(w, w)))
+
+
+def ones():
+    return O.ones((), "float32")
+
+
+@pytest.mark.parametrize("start", [2.0, -1.0])
+def test_a_gradient_that_starts_elsewhere_than_at_one_is_wrong(start):
+    mod = by_hand(squares, lambda: O.full((), relax.const(start), "float32"))
+    assert check_gradient_conservation(by_hand(squares, ones), seeds=[0]).ok
+    result = check_gradient_conservation(mod, seeds=[0])
+    assert "gradient-wrong" in {d.code for d in result.diagnostics}
+
+
+def test_what_the_adjoint_returns_beside_the_gradients_is_compared():
+    mod = by_hand(squares, ones, forward=lambda bb, w: O.sum(w))
+    (error,) = check_gradient_conservation(mod, seeds=[0]).diagnostics
+    assert (error.code, error.function) == ("value-wrong", "main_adjoint")
+
+
+@pytest.mark.parametrize("options", [{"seeds": []}, {"loss_scales": []}, {"loss_scales": [0.0]}])
+def test_refuses_to_compare_nothing(options):
+    with pytest.raises(SitsError) as error:
+        check_gradient_conservation(by_hand(squares, ones), **options)
+    assert error.value.diagnostics[0].code == "check-options"
+
+
+def test_a_function_that_is_not_defined_at_its_arguments_is_not_called_wrong():
+    mod = differentiate(
+        one_function(lambda bb, w: O.sum(bb.emit(O.log(w))), relax.TensorType((8,), "float32"))
+    )
+    with pytest.raises(SitsError) as error:
+        check_gradient_conservation(mod, params={"a0": np.zeros(8, "float32") - 1})
+    assert error.value.diagnostics[0].code == "loss-not-finite"
+
+
+def test_a_loss_whose_terms_cancel_is_noise():
+    mod = differentiate(one_function(lambda bb, w: O.sum(w), relax.TensorType((4,), "float32")))
+    w = np.array([1e6, 1.0, -1e6, 1e-2], "float32")
+    assert check_gradient_conservation(mod, params={"a0": w}, fidelity=False).ok
+
+
+def test_a_constant_index_from_the_end_and_a_tensor_without_elements():
+    last = relax.const([-1, 0], "int64")
+    mod = one_function(
+        lambda bb, w: O.sum(bb.emit(O.sin(bb.emit(O.take(w, last, 0))))),
+        relax.TensorType((3, 4), "float32"),
+    )
+    assert check_gradient_conservation(differentiate(mod), seeds=[0]).ok
+    empty = one_function(
+        lambda bb, w: O.sum(bb.emit(O.exp(w))), relax.TensorType((0, 4), "float32")
+    )
+    assert check_gradient_conservation(differentiate(empty), seeds=[0]).ok
