@@ -1,9 +1,9 @@
 """Tell an adjoint that `Gradient` made, by whatever rules, from one that was edited by hand.
 
-Of each gradient `<v>_adjoint` two things are compared with an adjoint that is made now: which other
-gradients it is computed from, and with which constants. Rules may write the same product in other
-ops; they do not change these. Inside of quantization, which is what the rules were wrong about,
-nothing is compared.
+Of each gradient `<v>_adjoint` three things are compared with an adjoint that is made now: which
+other gradients it is computed from, with which constants, and by which arithmetic. Rules may move
+the same numbers around in other ops. Inside of quantization, which is what the rules were wrong
+about, nothing is compared.
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ from tvm import relax
 from relax_passes._adjoint import bindings_of, primal_name, used_vars
 from relax_passes._quantize_values import Values
 
+# Ops that only move numbers, and what a sum or its gradient may be written as.
+_MOVES = (
+    "reshape", "broadcast_to", "expand_dims", "squeeze", "permute_dims", "sum", "astype", "ones",
+    "zeros", "full", "ones_like", "zeros_like", "full_like", "collapse_sum_to", "collapse_sum_like",
+)  # fmt: skip
+
 
 @dataclass
 class Sources:
-    """Names of the variables whose gradients a value is computed from, and constants on the way."""
+    """Names of the variables whose gradients a value is computed from; constants, and the names of
+    the arithmetic ops, on the way."""
 
     names: set[str] = field(default_factory=set)
     constants: set[float] = field(default_factory=set)
+    ops: set[str] = field(default_factory=set)
 
     def add(self, other: Sources) -> None:
         self.names |= other.names
         self.constants |= other.constants
+        self.ops |= other.ops
 
 
 def first_difference(
@@ -63,7 +72,7 @@ def _agree(old: Sources, new: Sources, name: str, touched: set[str], sites: set[
         return old.names <= new.names
     if name in touched and not old.names:
         return True
-    return old.names == new.names and old.constants == new.constants
+    return old == new
 
 
 def sources_of_gradients(func: relax.Function, inner: set[str]) -> dict[str, Sources]:
@@ -76,7 +85,9 @@ def sources_of_gradients(func: relax.Function, inner: set[str]) -> dict[str, Sou
         reads = [v for v in used_vars(binding.value) if v in backward]
         if name is None and not reads:
             continue
-        sources = Sources(constants=set(_constants(values, binding.value)))
+        op = values.call(binding.value)[0]
+        ops = {op} if op and op not in _MOVES else set()
+        sources = Sources(constants=set(_constants(values, binding.value)), ops=ops)
         for var in reads:
             sources.add(backward[var])
         if name is not None and name not in inner:

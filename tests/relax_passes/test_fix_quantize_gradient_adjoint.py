@@ -1,5 +1,6 @@
 """FixQuantizeGradient after Gradient: wrong adjoints are made anew, right and edited ones stay."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -211,6 +212,17 @@ def test_an_edited_adjoint_is_refused(edit):
     row = report.quantize_sites[-1]
     assert (row.function, row.fixed) == ("main_adjoint", False)
     assert "besides quantization it is not what Gradient makes" in row.reason
+
+
+@pytest.mark.parametrize("op", ["negative", "sign", "tanh"])
+def test_arithmetic_on_a_gradient_is_an_edit(op):
+    """Of the input, which no quantization lies before."""
+    text = differentiated(in_floats, {"clip": identity}).script()
+    edited, count = re.subn(r"( a0_adjoint: .* = )(lv\w+)\n", rf"\1R.{op}(\2)\n", text)
+    assert count == 1
+    with collect() as found:
+        FixQuantizeGradient()(tvm.script.from_source(edited))
+    assert ["at `a0`" in d.message for d in found] == [True]
 
 
 def test_a_gradient_of_a_gradient_is_refused():
