@@ -64,7 +64,8 @@ def fake_quantized(
     activation: str | None,
 ) -> relax.Function:
     """`func` with `parameters` among its arguments at `position` and fake-quantized products."""
-    inserter = _Inserter(mod, dict((site.binding, made) for site, made in weights), activation)
+    sites = {site.binding: (site, made) for site, made in weights}
+    inserter = _Inserter(mod, sites, activation)
     body = inserter.visit_expr(func).body
     arguments = [*func.params[:position], *parameters, *func.params[position:]]
     out = relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
@@ -74,7 +75,10 @@ def fake_quantized(
 @mutator
 class _Inserter(PyExprMutator):
     def __init__(
-        self, mod: IRModule, sites: dict[relax.Var, QuantizedWeight], activation: str | None
+        self,
+        mod: IRModule,
+        sites: dict[relax.Var, tuple[WeightSite, QuantizedWeight]],
+        activation: str | None,
     ) -> None:
         super().__init__(mod)
         self.sites, self.activation = sites, activation
@@ -94,13 +98,12 @@ class _Inserter(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if binding.var in self.sites:
-            call = self._product(binding.value, self.sites[binding.var])
+            call = self._product(binding.value, *self.sites[binding.var])
             binding = relax.VarBinding(binding.var, call)
         super().visit_var_binding_(binding)
 
-    def _product(self, call: relax.Call, weight: QuantizedWeight) -> relax.Call:
+    def _product(self, call: relax.Call, site: WeightSite, weight: QuantizedWeight) -> relax.Call:
         """`call` reading the fake-quantized weight; its other operand as it was, or quantized."""
-        site = weight.site
         read = self._once(site.packing, lambda: weight.emit(self.builder_, site.source))
         if site.kind == "embedding":
             return relax.Call(call.op, [read, *call.args[1:]], call.attrs)

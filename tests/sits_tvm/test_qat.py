@@ -126,6 +126,32 @@ def test_learned_scales_start_where_rounding_puts_them(rng):
         np.testing.assert_array_equal(deployed.params[name].numpy(), value.numpy())
 
 
+def test_a_head_that_is_tied_to_its_embedding_stays_a_head(rng):
+    """One fake-quantized table, looked up and multiplied by; packed once."""
+    types = relax.TensorType((5,), "int64"), relax.TensorType((40, 64), "float32")
+
+    def tied(bb, ids, table):
+        rows = bb.emit(OP.take(table, ids, 0))
+        return OP.matmul(rows, bb.emit(OP.permute_dims(table)))
+
+    params = {"a1": rng.standard_normal((40, 64)).astype("float32")}
+    spec = QuantSpec(group_size=32, scale_dtype="float32")
+    options = {"quantize_embedding": True, "quantize_head": True}
+    mod, start = prepare_qat(
+        one_function(tied, *types, num_input=1), spec, params=params, **options
+    )
+    start = training.copied(start)
+    table, ids = reference(start, spec), np.array([3, 0, 39, 3, 7])
+    want = table[ids] @ table.T
+    got = run_main(mod, ids, *(start[argument.name] for argument in mod["main"].params[1:]))
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+    deployed, frozen = convert_qat(mod, start, spec)
+    built = sits_tvm.build(deployed, "llvm -mcpu=native", params=frozen)
+    assert list(built.params) == ["a1.codes", "a1.scale"]
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](ids, *built.param_list).numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
 def test_choice_of_weights_and_reasons(rng):
     """only, skip, embeddings and heads as in a build; the report and notes say what stays."""
     model = training.transformer(40, 32, 1, 2, 8, 2)
