@@ -20,6 +20,8 @@ test: $(INSTALLED) lint
 test-all: $(INSTALLED) lint
 	$(BIN)/python -m pytest -m "not gpu"
 	$(BIN)/python -m pytest --nbmake tutorials
+	$(BIN)/python -m pip install --quiet --target build/numpy-2.4 "numpy==2.4.*"
+	PYTHONPATH=build/numpy-2.4 $(BIN)/python -m pytest tests/sits_tvm/test_trainer.py
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py

@@ -61,9 +61,10 @@ def _deviation(bb: Builder, call: relax.Call) -> Expr:
 def _extremum(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     """Elements that tie share the gradient, as with torch.amax."""
     (x,) = call.args
-    hit = cast(bb, bb.emit(R.equal(x, _restored(bb, var, call))), g.ty.dtype)
-    ties = bb.emit(R.sum(hit, call.attrs.axis, keepdims=True))
-    return [R.multiply(hit, bb.emit(R.divide(_restored(bb, g, call), ties)))]
+    hit = bb.emit(R.equal(x, _restored(bb, var, call)))
+    ties = bb.emit(R.sum(cast(bb, hit, g.ty.dtype), call.attrs.axis, keepdims=True))
+    share = bb.emit(R.divide(_restored(bb, g, call), ties))
+    return [R.where(hit, share, const(0, g))]  # no product: 0 · inf would be NaN
 
 
 @gradient("broadcast_to")

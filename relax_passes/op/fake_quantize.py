@@ -62,7 +62,7 @@ def fake_quantize(
     scale : Tensor of float16, bfloat16 or float32
         Rank 0, or (x.shape[axis],); with `group_size` g the shape of x with ceil(d / g) (1 for -1)
         at `axis`. A constant must be positive and finite. A run-time scale of 0 clips every
-        element to a code that stands for 0, and makes x = 0 NaN.
+        element to a code that stands for 0, and makes x = 0 and the gradient of the scale NaN.
     zero_point : Tensor in the shape of scale, optional
         int8, uint8, int32 or int64, or a float to learn; used as z' above, 0 without. A constant
         must be a code.

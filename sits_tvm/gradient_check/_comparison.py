@@ -179,6 +179,8 @@ def _changes(draws: Sequence[list[np.ndarray]], exact: Sequence[np.ndarray]) -> 
 def _status(found: Measure, reference: np.ndarray, limit: float, noise: Callable[[], float]) -> str:
     if found.relative_l2 <= limit and found.zero_mismatches == 0:
         return "pass" if reference.any() else "zero"
+    if found.leaks:
+        return "fail"
     return "noise" if is_noise(found.relative_l2, limit, noise()) else "fail"
 
 

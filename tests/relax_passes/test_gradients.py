@@ -94,3 +94,20 @@ def test_first_and_second_order_agree_with_torch(name, rng):
     assert_equal(evaluate(mod, "main_adjoint", case.arrays), first)
     twice = hessian_product(mod)
     assert_equal(evaluate(twice, "hv_adjoint", [*case.arrays, *directions]), second)
+
+
+@pytest.mark.parametrize("reduce", [R.max, R.min])
+def test_an_infinite_gradient_of_an_extremum_reaches_no_other_element(reduce):
+    bb = relax.BlockBuilder()
+    x, c = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in [("x", (2, 3)), ("c", (2,))])
+    with bb.function("main", [x, c]):
+        with bb.dataflow():
+            loss = bb.emit_output(R.sum(bb.emit(R.multiply(bb.emit(reduce(x, -1)), c))))
+        bb.emit_func_output(loss)
+    vm = relax.VirtualMachine(
+        relax.build(differentiate(bb.get(), "main", ["x"]), "llvm"), tvm.cpu()
+    )
+    values = np.array([[1, 2, 3], [6, 5, 4]], "float32")
+    got = vm["main_adjoint"](values, np.array([np.inf, 2], "float32"))[1][0].numpy()
+    hit = values == (values.max(1, keepdims=True) if reduce is R.max else values.min(1)[:, None])
+    np.testing.assert_array_equal(got, np.where(hit, [[np.inf], [2]], 0))

@@ -17,8 +17,10 @@ from tvm.script import relax as R
 
 import sits_tvm
 from sits_tvm import Config, SitsError, check_gradient_conservation, differentiate
+from sits_tvm.gradient_check._comparison import _status
 from sits_tvm.gradient_check._torch_values import to_torch
 from sits_tvm.gradient_check.fidelity import hessian_vector_product, without_fake_quantize
+from sits_tvm.gradient_check.measures import measure
 from sits_tvm.gradient_check.twin import Twin
 from sits_tvm.pipeline import run_on_host
 
@@ -263,6 +265,8 @@ def test_refuses_arguments_that_do_not_fit():
 def test_refuses_a_module_without_an_adjoint():
     with pytest.raises(SitsError, match=r"no-adjoint.*\n.*\n.*sits_tvm.differentiate"):
         check_gradient_conservation(Network)
+    with pytest.raises(SitsError, match="expected an IRModule, got a Function"):
+        check_gradient_conservation(Network["main"])
 
 
 def test_asks_for_arguments_of_symbolic_shape():
@@ -435,3 +439,14 @@ def test_a_constant_index_from_the_end_and_a_tensor_without_elements():
         lambda bb, w: O.sum(bb.emit(O.exp(w))), relax.TensorType((0, 4), "float32")
     )
     assert check_gradient_conservation(differentiate(empty), seeds=[0]).ok
+
+
+def test_a_leak_through_the_clip_mask_is_never_noise():
+    want, got = np.array([1.0, 0.0]), np.array([1.0, 1e-4])
+    clipped = np.array([False, True])
+
+    def noise() -> float:
+        return 1e-4
+
+    assert _status(measure(got, want, 1e-5), want, 1e-5, noise) == "noise"
+    assert _status(measure(got, want, 1e-5, masked=clipped), want, 1e-5, noise) == "fail"
