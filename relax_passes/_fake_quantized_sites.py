@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import relax
-from tvm.ir import GenericConst, Op
+from tvm.ir import BaseFunc, GenericConst, Op
 
 from ._weight_sites import (
     MATMUL,
@@ -57,6 +57,17 @@ def find_fake_quantized_sites(func: relax.Function) -> Iterator[FakeQuantizedSit
         site = _site(func, variable, quantizer, transposed, through, bound)
         if site is not None:
             yield site
+
+
+def fake_quantizes_weight(func: BaseFunc, *, is_called: bool) -> bool:
+    """Whether `func` fake-quantizes a constant or a weight: any argument, where others call it."""
+    if not isinstance(func, relax.Function):
+        return False
+    arguments = set(func.params) if is_called else weights_of(func)
+    bound = {binding.var: binding.value for binding in bindings_of(func.body)}
+    calls = (v for v in bound.values() if isinstance(v, relax.Call) and v.op == FAKE_QUANTIZE)
+    sources = (trace_weight(call.args[0], bound)[0] for call in calls)
+    return any(isinstance(source, GenericConst) or source in arguments for source in sources)
 
 
 def trained_names(func: relax.Function) -> set[str]:

@@ -15,6 +15,7 @@ from .config import Config
 from .device_code import check_device_code, record_launches, require_toolkit
 from .diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
 from .executable import Executable
+from .module_checks import check_is_module, num_input_faults
 from .params import as_arrays, bind_names, pack_params, public_functions, weight_names
 from .pipeline import lower_to_vm, run_graph_passes, run_kernel_passes
 from .report import Report
@@ -147,10 +148,7 @@ def _lower(
 
 
 def _check_module(mod: IRModule) -> None:
-    if not isinstance(mod, IRModule):
-        message = f"expected an IRModule, got a {type(mod).__name__}"
-        help_ = "import a model with from_torch, from_pretrained or from_onnx"
-        raise SitsError([Diagnostic.error("not-a-module", message, help=help_)])
+    check_is_module(mod)
     if not public_functions(mod):
         names = ", ".join(gvar.name_hint for gvar in mod.get_global_vars()) or "nothing"
         raise SitsError(
@@ -167,12 +165,7 @@ def _check_module(mod: IRModule) -> None:
 
 def _faults(name: str, func: relax.Function) -> list[Diagnostic]:
     """What of one function could only fail later, without a name."""
-    found = []
-    inputs = (func.attrs or {}).get("num_input", 0)
-    if not isinstance(inputs, int) or not 0 <= inputs <= len(func.params):
-        message = f"num_input is {inputs!r}; {name} has {len(func.params)} arguments"
-        help_ = "write the number of arguments before the weights"
-        found.append(Diagnostic.error("num-input", message, function=name, help=help_))
+    found = num_input_faults(name, func)
 
     def visit(expr: relax.Expr) -> None:
         if isinstance(expr, relax.Function) and not expr.same_as(func):

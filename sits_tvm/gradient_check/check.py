@@ -11,6 +11,7 @@ from tvm import IRModule, relax, tirx
 from relax_passes._adjoint import read_adjoint
 from relax_passes._gradient_paths import walk_gradients
 from sits_tvm.diagnostics import Diagnostic, raise_errors
+from sits_tvm.module_checks import check_is_module
 from sits_tvm.params import as_arrays
 from sits_tvm.pipeline import run_on_host
 
@@ -69,6 +70,7 @@ def check_gradient_conservation(
         If there is no adjoint, an argument does not fit, an op has no reference, PyTorch is
         missing, or the function is not finite at the arguments.
     """
+    check_is_module(mod)
     _check_options(func, seeds, loss_scales)
     adjoint = read_adjoint(mod, func, require_grads)
     given = _given(adjoint.forward, func, params, inputs)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from tvm import IRModule, relax
+from tvm import relax
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
 
 from ._paths import is_float
-
-
-def check_function(mod: IRModule, func: str) -> None:
-    names = [gv.name_hint for gv, f in mod.functions.items() if isinstance(f, relax.Function)]
-    if func not in names:
-        message = f"the module has no Relax function {func!r}; it has {', '.join(names)}"
-        raise SitsError([Diagnostic.error("no-such-function", message)])
 
 
 def wanted_positions(func: relax.Function, name: str, require_grads: Any) -> list[int]:
@@ -24,6 +18,10 @@ def wanted_positions(func: relax.Function, name: str, require_grads: Any) -> lis
         first = int((func.attrs or {}).get("num_input", 0))
         return [i for i, p in enumerate(func.params) if i >= first and is_float(p.ty)]
     is_one = isinstance(require_grads, str | relax.Var)
+    if not is_one and not isinstance(require_grads, Iterable):
+        message = f"require_grads is a {type(require_grads).__name__}: {require_grads!r}"
+        help_ = "write the name of an argument, its variable, or a list of these"
+        raise SitsError([Diagnostic.error("require-grads", message, function=name, help=help_)])
     asked = [require_grads] if is_one else list(require_grads)
     found: list[int] = []
     faults = []
@@ -63,6 +61,9 @@ def _fault(
 
 def check_loss(func: relax.Function, name: str, target_index: int) -> None:
     ty, where = func.ret_ty, "the result"
+    if not isinstance(target_index, int):
+        what = f"target_index is a {type(target_index).__name__}: {target_index!r}"
+        _refuse_loss(name, what, "write the position of the loss in the result")
     if isinstance(ty, relax.TupleType):
         where = f"field {target_index} of the result"
         if not 0 <= target_index < len(ty.fields):

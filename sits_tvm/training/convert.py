@@ -11,18 +11,17 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._fake_quantized_sites import FAKE_QUANTIZE
+from relax_passes._fake_quantized_sites import FAKE_QUANTIZE, fake_quantizes_weight
 from relax_passes._weight_sites import bindings_of, weights_of
 from relax_passes.op import fake_quantize
 from relax_passes.op._affine import format_of
 from sits_tvm._evaluate_transform import as_numpy
 from sits_tvm.config import BITS, GROUP_SIZES, QuantSpec
-from sits_tvm.diagnostics import Diagnostic, raise_errors
+from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
+from sits_tvm.module_checks import check_functions
 from sits_tvm.params import as_arrays
 from tir_schedules.affine import AffineFormat
 from tir_schedules.rounding import quantize
-
-from .prepare import check_functions
 
 _ABSMAX = "relax.sits.absmax_scale"
 
@@ -62,14 +61,15 @@ def convert_qat(
     Raises
     ------
     SitsError
-        With every function or parameter that is missing, every scale that is not positive and
-        finite in the dtype of deployment, every zero point or weight that is not finite, and every
-        weight that is quantized in another way than `spec`.
+        Without a fake-quantized weight. With every function or parameter that is missing, every
+        scale that is not positive and finite in the dtype of deployment, every zero point or weight
+        that is not finite, and every weight that is quantized in another way than `spec`.
     """
     names = (func,) if isinstance(func, str) else tuple(func)
     check_functions(mod, names)
     arrays = {name: as_numpy(array) for name, array in as_arrays(params).items()}
     out = relax.transform.DeadCodeElimination(list(names))(mod)
+    _check_weights(out, names)
     values: dict[str, Any] = {}
     found: list[Diagnostic] = []
     for name in names:
@@ -80,6 +80,16 @@ def convert_qat(
     raise_errors(found)
     tensors = {n: tvm.runtime.tensor(np.ascontiguousarray(v)) for n, v in values.items()}
     return out, {name: params[name] if name not in tensors else tensors[name] for name in values}
+
+
+def _check_weights(mod: IRModule, names: Sequence[str]) -> None:
+    """SitsError unless one of the functions, or one that they call, fake-quantizes a weight."""
+    for gvar, func in mod.functions_items():
+        if fake_quantizes_weight(func, is_called=gvar.name_hint not in names):
+            return
+    message = f"no weight (an argument after num_input) is fake-quantized in {', '.join(names)}"
+    help_ = "give what prepare_qat(mod, spec) returned, trained: it fake-quantizes the weights"
+    raise SitsError([Diagnostic.error("nothing-to-convert", message, help=help_)])
 
 
 @mutator

@@ -12,11 +12,12 @@ from relax_passes.fix_quantize_gradient import FixQuantizeGradient
 from relax_passes.gradients import ReverseMode
 from relax_passes.gradients.reverse import zeros
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
+from sits_tvm.module_checks import check_functions
 from sits_tvm.report import Report
 
 from ._inlining import fresh_shapes, straight_line
 from ._paths import Paths, cuts, find_paths, obstacles
-from ._requests import check_function, check_loss, wanted_positions
+from ._requests import check_loss, wanted_positions
 
 SUFFIX = "_adjoint"
 
@@ -59,11 +60,12 @@ def differentiate(
     Raises
     ------
     SitsError
-        With all that is wrong: an argument of `require_grads` that is unknown or no float, a loss
-        that is no float scalar, every op without a gradient on a path (by function and binding),
-        a cast to an integer, a required gradient that some binding cuts off.
+        With all that is wrong: no module, a function that it does not have, an argument of
+        `require_grads` that is unknown or no float, a loss that is no float scalar, every op
+        without a gradient on a path (by function and binding), a cast to an integer, a required
+        gradient that some binding cuts off.
     """
-    check_function(mod, func)
+    check_functions(mod, (func,))
     wanted = wanted_positions(mod[func], func, require_grads)
     check_loss(mod[func], func, target_index)
     flat = _prepared(mod, func, report)

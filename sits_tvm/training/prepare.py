@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
 from tvm.ir import GlobalVar, IRModule
 from tvm.runtime import Tensor
 
@@ -16,6 +15,7 @@ from relax_passes._weight_sites import WeightSite
 from sits_tvm._evaluate_transform import as_numpy
 from sits_tvm.config import Config, QuantSpec
 from sits_tvm.diagnostics import Diagnostic, collect, emit, raise_errors
+from sits_tvm.module_checks import check_functions
 from sits_tvm.params import Array, as_arrays, bind_names
 from sits_tvm.report import Report
 from tir_schedules.rounding import quantize
@@ -105,22 +105,6 @@ def prepare_qat(
     for note in found:
         emit(note)
     return _rewritten(mod, chosen, arrays, spec, scales == "learned", activation)
-
-
-def check_functions(mod: IRModule, names: Sequence[str]) -> None:
-    """Raise SitsError with every name that is no Relax function of `mod`."""
-    there = [g.name_hint for g, f in mod.functions_items() if isinstance(f, relax.Function)]
-    raise_errors(
-        [
-            Diagnostic.error(
-                "no-such-function",
-                f"the module has no Relax function {name!r}",
-                help=f"its functions are {', '.join(there)}",
-            )
-            for name in names
-            if name not in there
-        ]
-    )
 
 
 def _check_options(spec: QuantSpec, **options: object) -> None:

@@ -334,3 +334,29 @@ def test_match_cast_passes_the_gradient_on():
 
 def test_no_such_function():
     assert "'loss'" in errors_of(loss_of(lambda bb, x: x, VECTOR), "loss")[0].message
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        (lambda mod: mod["main"], {}, "expected an IRModule, got a Function.*\nhelp: give the"),
+        (lambda mod: None, {}, "expected an IRModule, got a NoneType"),
+        (lambda mod: mod, {"func": 3}, "func is a int, not the name"),
+        (lambda mod: mod, {"require_grads": 5}, "require_grads is a int: 5"),
+        (lambda mod: mod, {"require_grads": [5]}, "5.* is no argument"),
+        (lambda mod: mod, {"target_index": "0"}, "target_index is a str: '0'"),
+        *(
+            (lambda mod, n=n: with_num_input(mod, n), {}, f"num_input is {n!r}; main has 1")
+            for n in (-1, 2, "1")
+        ),
+    ],
+)
+def test_says_what_to_write_for_what_is_no_module_or_no_name(change, options, said):
+    mod = loss_of(lambda bb, x: x, VECTOR)
+    with pytest.raises(SitsError, match=said):
+        differentiate(change(mod), **options)
+
+
+def with_num_input(mod, inputs):
+    mod["main"] = mod["main"].with_attr("num_input", inputs)
+    return mod

@@ -9,6 +9,8 @@ import tvm
 from quantize_reference import Grid, quantized
 from small_modules import Mlp, mlp_params, one_function
 from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import sits_tvm
 from relax_passes import PackFakeQuantizedWeights
@@ -228,6 +230,47 @@ def test_convert_lists_all_that_is_wrong(rng):
     assert "bits=4, not 3, group_size=32, not 64" in str(error.value)
     with pytest.raises(SitsError, match="no Relax function 'forward'"):
         convert_qat(mod, params, func="forward")
+    with pytest.raises(SitsError, match=r"func is empty.*\nhelp: its functions are main"):
+        convert_qat(mod, params, func=())
+
+
+@pytest.mark.parametrize("spec", [None, QuantSpec(group_size=32)])
+def test_convert_refuses_what_prepare_qat_has_not_prepared(rng, spec):
+    with pytest.raises(SitsError, match=r"prepare_qat") as error:
+        convert_qat(Mlp, mlp_params(rng), spec)
+    assert codes(error) == ["nothing-to-convert"]
+
+
+@I.ir_module
+class Caller:
+    @R.function(private=True)
+    def product(
+        x: R.Tensor((4, 64), "float32"), w: R.Tensor((32, 64), "float32"),
+        scale: R.Tensor((32, 2), "float32"),
+    ) -> R.Tensor((4, 32), "float32"):  # fmt: skip
+        q = R.sits.fake_quantize(w, scale, group_size=32)
+        y = R.matmul(x, R.permute_dims(q))
+        return y
+
+    @R.function
+    def main(
+        x: R.Tensor((4, 64), "float32"), w: R.Tensor((32, 64), "float32"),
+        scale: R.Tensor((32, 2), "float32"),
+    ) -> R.Tensor((4, 32), "float32"):  # fmt: skip
+        R.func_attr({"num_input": 1})
+        y = Caller.product(x, w, scale)
+        return y
+
+
+def test_convert_takes_weights_that_a_called_function_quantizes(rng):
+    params = {
+        "w": rng.standard_normal((32, 64)).astype("float32"),
+        "scale": np.ones((32, 2), "float32"),
+    }
+    deployed, frozen = convert_qat(Caller, params)
+    assert set(frozen) == {"w", "scale"}
+    built = sits_tvm.build(deployed, "llvm", params=frozen)
+    assert [row.name for row in built.report.quantized] == ["w"]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +279,7 @@ def test_convert_lists_all_that_is_wrong(rng):
         ({"scales": "lsq"}, "qat-option", "scales='lsq' is not supported; it takes 'learned'"),
         ({"activation": "int4"}, "qat-option", "activation='int4' is not supported"),
         ({"func": "forward"}, "no-such-function", "'forward'"),
+        ({"func": ()}, "no-such-function", "func is empty"),
         ({"only": ("none",)}, "nothing-to-quantize", "none of only="),
         ({"params": {"up": np.zeros((2, 2), "float32")}}, "params-mismatch", "up"),
     ],
