@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm import relax
 from tvm.ir import BaseFunc, GenericConst, Op
 
@@ -57,6 +58,35 @@ def find_fake_quantized_sites(func: relax.Function) -> Iterator[FakeQuantizedSit
         site = _site(func, variable, quantizer, transposed, through, bound)
         if site is not None:
             yield site
+
+
+def part_prefixes(sites: Sequence[FakeQuantizedSite]) -> dict[relax.Var, str]:
+    """By binding the prefix of the names of the packed parts, of all functions of a module.
+
+    It is that of the weight, ``<weight>.transposed`` for the reads as (k, n) of one that is read as
+    (n, k), too; a weight that is quantized in several ways has a number after the second and on.
+    """
+    as_stored = {site.name for site in sites if not site.transposed}
+    ways: dict[str, list[tuple[object, ...]]] = {}
+    prefixes: dict[relax.Var, str] = {}
+    for site in sites:
+        turned = site.transposed and site.name in as_stored
+        prefix = f"{site.name}.transposed" if turned else site.name
+        found, way = ways.setdefault(prefix, []), _way(site)
+        if way not in found:
+            found.append(way)
+        count = found.index(way) + 1
+        prefixes[site.binding] = prefix if count == 1 else f"{prefix}.{count}"
+    return prefixes
+
+
+def _way(site: FakeQuantizedSite) -> tuple[object, ...]:
+    """How a weight is quantized; functions share weights, scales and zero points by name."""
+    parts = (
+        arg.name if isinstance(arg, relax.Var) else tvm_ffi.structural_hash(arg)
+        for arg in site.sources
+    )
+    return (*parts, str(site.quantizer.attrs))
 
 
 def fake_quantizes_weight(func: BaseFunc, *, is_called: bool) -> bool:

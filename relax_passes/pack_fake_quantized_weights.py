@@ -15,7 +15,12 @@ from tvm.ir.transform import PassContext
 
 from sits_tvm.report import QuantizedWeight, Report
 
-from ._fake_quantized_sites import FakeQuantizedSite, find_fake_quantized_sites, trained_names
+from ._fake_quantized_sites import (
+    FakeQuantizedSite,
+    find_fake_quantized_sites,
+    part_prefixes,
+    trained_names,
+)
 from ._packed_function import Packing
 from ._packed_module import FUNCTION_IS_CALLED, called_functions, pack_function
 from ._weight_choice import note_skipped
@@ -102,11 +107,14 @@ class PackFakeQuantizedWeights:
         out, called = mod.clone(), called_functions(mod)
         functions = {g: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
         trained = {name for func in functions.values() for name in trained_names(func)}
-        for gvar, func in functions.items():
+        found = {g: list(find_fake_quantized_sites(func)) for g, func in functions.items()}
+        prefixes = part_prefixes([s for sites in found.values() for s in sites if not s.reason])
+        for gvar, sites in found.items():
             packings = []
             made: dict[object, Packing] = {}
-            for site in find_fake_quantized_sites(func):
-                packing = self._packing(site, gvar.name_hint in called, trained)
+            for site in sites:
+                prefix = prefixes.get(site.binding, "")
+                packing = self._packing(site, prefix, gvar.name_hint in called, trained)
                 if isinstance(packing, Packing):
                     key = (*site.sources, site.transposed, str(site.quantizer.attrs))
                     packings.append((site, made.setdefault(key, packing)))
@@ -118,7 +126,7 @@ class PackFakeQuantizedWeights:
         return out
 
     def _packing(
-        self, site: FakeQuantizedSite, is_called: bool, trained: set[str]
+        self, site: FakeQuantizedSite, prefix: str, is_called: bool, trained: set[str]
     ) -> Packing | tuple[str, str]:
         """How to pack a weight, or why not."""
         if site.reason is not None:
@@ -135,9 +143,7 @@ class PackFakeQuantizedWeights:
             layout = layout_of_call(draft)
         except ValueError as error:
             return "format-not-supported", str(error)
-        return Packing(
-            site.sources, layout, site.name, call, lambda *arrays: evaluate(draft, arrays)
-        )
+        return Packing(site.sources, layout, prefix, call, lambda *arrays: evaluate(draft, arrays))
 
     def _note(self, function: str, packings: list[tuple[FakeQuantizedSite, Packing]]) -> None:
         first: dict[Packing, FakeQuantizedSite] = {}

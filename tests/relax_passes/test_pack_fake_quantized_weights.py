@@ -218,6 +218,34 @@ def test_embedding_and_head_share_a_table(rng):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
+def test_a_weight_quantized_in_two_ways_has_two_sets_of_parts(rng):
+    """With 4 and with 2 bits; a third product reads the first set again."""
+    shapes = {"x": (5, K), "w": (N, K), "s": (N, 3)}
+    args = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
+    bb = relax.BlockBuilder()
+    with bb.function("main", args, attrs={"num_input": 1}):
+        with bb.dataflow():
+            four, two = (
+                bb.emit(OP.permute_dims(bb.emit(fake_quantize(*args[1:], bits=b, group_size=32))))
+                for b in (4, 2)
+            )
+            products = [bb.emit(OP.matmul(args[0], w)) for w in (four, two, four)]
+            out = bb.emit_output(OP.add(bb.emit(OP.add(*products[:2])), products[2]))
+        bb.emit_func_output(out)
+    arrays = {
+        "w": rng.standard_normal((N, K)).astype("float32"),
+        "s": rng.uniform(0.1, 0.3, (N, 3)).astype("float32"),
+    }
+    built = sits_tvm.build(bb.get(), "llvm -mcpu=native", params=arrays)
+    assert list(built.params) == ["w.codes", "w.scale", "w.2.codes", "w.2.scale"]
+    x = rng.standard_normal((5, K)).astype("float32")
+    four, two = (
+        quantized(arrays["w"], arrays["s"], None, Grid(bits=b, group_size=32)).value for b in (4, 2)
+    )
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](x, *built.param_list).numpy()
+    np.testing.assert_allclose(got, x @ (2 * four + two).T, rtol=0, atol=2e-5)
+
+
 def test_other_weights_are_quantized_after_it(rng):
     """Config.quant takes the rest; both passes make one transform function."""
     bb = relax.BlockBuilder()

@@ -154,6 +154,30 @@ def test_a_head_that_is_tied_to_its_embedding_stays_a_head(rng):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("scales", ["learned", "absmax"])
+def test_a_weight_read_both_ways_is_packed_twice(rng, scales):
+    """x @ w.T @ w: groups along the rows for one product, along the columns for the other."""
+    types = relax.TensorType((5, 64), "float32"), relax.TensorType((48, 64), "float32")
+
+    def there_and_back(bb, x, w):
+        hidden = bb.emit(OP.matmul(x, bb.emit(OP.permute_dims(w))))
+        return OP.matmul(hidden, w)
+
+    mod = one_function(there_and_back, *types, num_input=1)
+    params = {"a1": rng.standard_normal((48, 64)).astype("float32")}
+    spec = QuantSpec(group_size=32)
+    mod, start = prepare_qat(mod, spec, params=params, scales=scales)
+    x = rng.standard_normal((5, 64)).astype("float32")
+    want = run_main(mod, x, *(start[argument.name] for argument in mod["main"].params[1:]))
+    deployed, frozen = convert_qat(mod, start, spec)
+    built = sits_tvm.build(deployed, "llvm -mcpu=native", params=frozen)
+    assert list(built.params) == [
+        f"a1.{part}" for part in ("codes", "scale", "transposed.codes", "transposed.scale")
+    ]
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](x, *built.param_list).numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
 def test_choice_of_weights_and_reasons(rng):
     """only, skip, embeddings and heads as in a build; the report and notes say what stays."""
     model = training.transformer(40, 32, 1, 2, 8, 2)
