@@ -7,91 +7,25 @@ codes come out, or why the chain is another function than affine quantization.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
+from relax_passes._quantize_events import (
+    CLIPS,
+    MOVES,
+    Chain,
+    Event,
+    Parameter,
+    Refused,
+    is_integer,
+)
 from relax_passes._quantize_values import Values, is_power_of_two, is_tensor
 
-_CLIPS = ("clip", "minimum", "maximum")
-_MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims")
 _OTHER_ROUNDING = {"floor": "down", "ceil": "up", "trunc": "towards zero"}
 _CAST_HELP = "cast x to float32 before, and the result after"
 _ROUND_HELP = "write R.round, which rounds ties to even"
-
-
-class Refused(Exception):
-    """A chain that is nearly affine quantization, and the condition that fails.
-
-    Parameters
-    ----------
-    code : str
-        Kebab-case name of the kind.
-    message, help : str
-        What was found; what to write instead.
-    """
-
-    def __init__(self, code: str, message: str, help: str = "") -> None:
-        super().__init__(message)
-        self.code, self.message, self.help = code, message, help
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A scale or zero point.
-
-    With `axis` it is a vector along that axis of x, or one number; otherwise it broadcasts to x, in
-    `shape` if that is given.
-    """
-
-    expr: relax.Expr
-    axis: int | None = None
-    shape: list[Any] | None = None
-
-
-@dataclass(frozen=True)
-class Event:
-    """One step between the division and the multiplication.
-
-    `kind` is round, clip (with `lo`, `hi`), cast (with `dtype`), or add or subtract (with `zero`
-    and the `dtype` that it is computed in).
-    """
-
-    kind: str
-    dtype: str = ""
-    lo: float = -np.inf
-    hi: float = np.inf
-    zero: Parameter | None = None
-
-
-@dataclass
-class Chain:
-    """x / divisor, `events` and `words` (names of the ops) in reverse, times multiplier.
-
-    `moved` is an op on the way that gives the codes another shape.
-    """
-
-    multiplier: Parameter
-    x: relax.Expr | None = None
-    divisor: Parameter | None = None
-    events: list[Event] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    moved: str = ""
-
-    @property
-    def form(self) -> str:
-        return ", ".join(reversed(self.words))
-
-    @property
-    def cuts_gradient(self) -> bool:
-        """Whether a cast to an integer lies on the way: TVM's gradient of it is an integer."""
-        return any(event.kind == "cast" and is_integer(event.dtype) for event in self.events)
-
-    def note(self, word: str, *events: Event) -> None:
-        self.words.append(word)
-        self.events += events
 
 
 def chain_ends(values: Values, expr: relax.Expr) -> Iterator[tuple[relax.Expr, Chain]]:
@@ -118,7 +52,7 @@ def chain_ends(values: Values, expr: relax.Expr) -> Iterator[tuple[relax.Expr, C
 def read_chain(values: Values, codes: relax.Expr, chain: Chain) -> None:
     """Fill `chain` from `codes` down to x. Raises Refused at the first op that does not fit."""
     name, call = values.call(codes)
-    while name in ("astype", "add", "subtract", *_CLIPS, *_MOVES):
+    while name in ("astype", "add", "subtract", *CLIPS, *MOVES):
         codes = _read_step(values, name, call, chain)
         name, call = values.call(codes)
     if name == "quantize":
@@ -140,10 +74,10 @@ def _read_step(values: Values, name: str, call: relax.Call, chain: Chain) -> rel
         if is_integer(dtype) and not rounds(values, source):
             message = f"R.astype(…, {dtype!r}) rounds towards zero"
             raise Refused("other-rounding", message, "write R.astype(R.round(x / scale), …)")
-    elif name in _CLIPS:
+    elif name in CLIPS:
         source, lo, hi = _clip(values, name, call)
         chain.note(name, Event("clip", lo=lo, hi=hi))
-    elif name in _MOVES:
+    elif name in MOVES:
         chain.note(name)
         chain.moved = name
     else:
@@ -195,7 +129,7 @@ def _other_rounding(values: Values, name: str, call: Any) -> Refused:
 def _read_ratio(values: Values, ratio: relax.Expr, chain: Chain) -> None:
     """What is rounded: x / scale, perhaps clipped first."""
     name, call = values.call(ratio)
-    while name in _CLIPS:
+    while name in CLIPS:
         ratio, lo, hi = _clip(values, name, call)
         chain.note(name, Event("clip", lo=lo, hi=hi))
         name, call = values.call(ratio)
@@ -247,8 +181,4 @@ def rounds(values: Values, expr: relax.Expr, depth: int = 12) -> bool:
         return truncates or rounds(values, source, depth - 1)
     if name in ("add", "subtract", "minimum", "maximum"):
         return any(rounds(values, arg, depth - 1) for arg in call.args)
-    return name in ("clip", *_MOVES) and rounds(values, call.args[0], depth - 1)
-
-
-def is_integer(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint"))
+    return name in ("clip", *MOVES) and rounds(values, call.args[0], depth - 1)

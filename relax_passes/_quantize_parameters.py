@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relax_passes._quantize_chain import Parameter, Refused, is_integer
+from relax_passes._quantize_events import Parameter, Refused, is_integer
 from relax_passes._quantize_values import (
     Values,
     equal_dims,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_passes._quantize_chain import Chain, Event, Parameter, Refused, is_integer
+from relax_passes._quantize_events import Chain, Event, Parameter, Refused, is_integer
 from relax_passes._quantize_parameters import agree
 from relax_passes._quantize_values import Values
 from relax_passes._quantize_zero_points import code_of

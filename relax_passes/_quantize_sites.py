@@ -7,19 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import tvm_ffi
 from tvm import relax
-from tvm.ir import Op
 
 from relax_passes._adjoint import bindings_of, used_vars
-from relax_passes._quantize_chain import (
-    Chain,
-    Parameter,
-    Refused,
-    chain_ends,
-    is_integer,
-    read_chain,
-)
+from relax_passes._quantize_chain import chain_ends, read_chain
+from relax_passes._quantize_events import Chain, Parameter, Refused
+from relax_passes._quantize_pair import DEQUANTIZE, read_pair
 from relax_passes._quantize_parameters import (
     Granularity,
     agree,
@@ -29,13 +22,10 @@ from relax_passes._quantize_parameters import (
 )
 from relax_passes._quantize_range import Codes, read_codes
 from relax_passes._quantize_values import Values, equal_shapes, is_one, is_tensor, static_dims
-from relax_passes.op._affine import format_of
 from relax_passes.op.fake_quantize import fake_quantize
-from tir_schedules.affine import AffineFormat
 
 OP = "sits.fake_quantize"
 _COMMON = ("no-rounding", "no-division", "other-rounding")  # alone, ordinary arithmetic
-_PAIR_OPS = ("sits.dequantize", "sits.quantize")
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ def _site(values: Values, var: relax.Var, value: relax.Expr) -> Site | None:
         return None
     if name == OP:
         return Site(var, "fake_quantize")
-    if name == _PAIR_OPS[0]:
+    if name == DEQUANTIZE:
         return _pair(values, var, call)
     refused: Site | None = None
     for codes, chain in chain_ends(values, value):
@@ -208,35 +198,10 @@ def _regrouped(
 
 
 def _pair(values: Values, var: relax.Var, call: relax.Call) -> Site | None:
-    """`R.sits.dequantize` of `R.sits.quantize`."""
-    name, inner = values.call(call.args[0])
-    held = []
-    while name == "astype":
-        held.append(str(inner.ty.dtype))
-        name, inner = values.call(inner.args[0])
-    if name != _PAIR_OPS[1]:
+    pair = read_pair(values, var, call)
+    if pair is None:
         return None
-    form = "quantize, dequantize"
-    attrs = {key: inner.attrs[key] for key in inner.attrs.keys()}  # noqa: SIM118, no dict
-    x, *parameters = inner.args
-    if not all(_holds(dtype, format_of(inner)) for dtype in held):
-        message = f"the codes are cast to {', '.join(held)}, which does not hold them all"
-        return Site(var, form, refused=Refused("cast-before-clip", message), cuts_gradient=True)
-    alike = len(call.args) == len(inner.args) and all(
-        map(values.same, call.args[1:], inner.args[1:])
-    )
-    if not alike or any(not tvm_ffi.structural_equal(attrs[k], call.attrs[k]) for k in attrs):
-        message = "quantize and dequantize differ in scale, zero point or attributes"
-        return Site(var, form, refused=Refused("two-scales", message, "give both the same"))
-    if var.ty.dtype != x.ty.dtype:
-        message = f"x is {x.ty.dtype}, and dequantize gives {var.ty.dtype}"
-        return Site(var, form, refused=Refused("two-dtypes", message, "write out_dtype of x"))
-    made = relax.Call(Op.get("relax.sits.fake_quantize"), [x, *parameters], inner.attrs)
-    return Site(var, form, make=lambda: made)
-
-
-def _holds(dtype: str, form: AffineFormat) -> bool:
-    if not is_integer(dtype):
-        return dtype == "float32"
-    info = np.iinfo(dtype)
-    return bool(info.min <= form.lo and form.hi <= info.max)
+    form, result, cuts_gradient = pair
+    if isinstance(result, Refused):
+        return Site(var, form, refused=result, cuts_gradient=cuts_gradient)
+    return Site(var, form, make=lambda: result)

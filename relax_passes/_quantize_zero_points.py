@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_passes._quantize_chain import Parameter, Refused, is_integer
+from relax_passes._quantize_events import Parameter, Refused, is_integer
 from relax_passes._quantize_values import Values
 from relax_passes.op._affine import FLOATS, INTEGERS
 

@@ -6,6 +6,7 @@ from quantize_forms import CHANNELS, X, const, one_function
 from tvm import relax
 
 from relax_passes.fix_quantize_gradient import FixQuantizeGradient
+from relax_passes.op import dequantize, quantize
 from sits_tvm.diagnostics import collect
 from sits_tvm.report import Report
 
@@ -171,6 +172,41 @@ def shared_over_two_axes(b, x, s):
     return b.multiply(codes_of(b, cube, s), s)
 
 
+def pair_around(change):
+    """dequantize(change(quantize(x)))."""
+
+    def spell(b, x, s):
+        return dequantize(change(b, b.bb.emit(quantize(x, s))), s)
+
+    spell.__name__ = change.__name__
+    return spell
+
+
+@pair_around
+def pair_transposed(b, codes):
+    return b.permute_dims(codes)
+
+
+@pair_around
+def pair_reshaped(b, codes):
+    return b.reshape(b.astype(codes, "int32"), (-1, 4))
+
+
+@pair_around
+def pair_clipped(b, codes):
+    return b.clip(codes, -4, 3)
+
+
+@pair_around
+def pair_joined(b, codes):
+    return b.concat([codes, b.maximum(const(-3, "int8"), codes)], axis=0)
+
+
+@pair_around
+def pair_clipped_in_float(b, codes):
+    return b.astype(b.clip(b.astype(codes, "float32"), -4, 3), "int8")
+
+
 # spelling, parameters after x, code, severity
 REFUSED = [
     (reciprocal_of_an_argument, [SCALE], "reciprocal", "note"),
@@ -203,6 +239,11 @@ REFUSED = [
     (difference_wraps, [SCALE, INT8], "difference-wraps", "note"),
     (sum_wraps, [SCALE], "sum-wraps", "warning"),
     (codes_are_transposed, [SCALE], "codes-moved", "warning"),
+    *(
+        (spell, [SCALE], "codes-changed", "note")
+        for spell in (pair_transposed, pair_reshaped, pair_clipped, pair_joined)
+    ),
+    (pair_clipped_in_float, [SCALE], "codes-changed", "warning"),
     (sixteen_bits, [SCALES], "range", "note"),
     (shared_over_two_axes, [((4, 1, 4, 1), "float32")], "granularity", "note"),
 ]
