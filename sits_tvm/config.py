@@ -81,7 +81,9 @@ class Config:
         rewrite is in the build yet, so both do the same.
     gradient_gate : str
         What a build does with a function ``<f>_adjoint`` whose gradients are not those of f: "off"
-        does not look, "report" warns, "fail" refuses. Needs PyTorch; takes seconds per function.
+        does not look, "report" warns in the report, "fail" refuses. It looks at what
+        FixQuantizeGradient made: an adjoint that this repairs passes. Needs PyTorch; takes seconds
+        per function, more for a large one.
     verify : bool
         Check that the IR is well formed after every pass.
     database : path or None

@@ -47,6 +47,9 @@ def from_torch(
         weights are one parameter under their first name. Buffers become constants, but a
         persistent buffer over 64 KiB is a parameter.
 
+    A ``detach`` does not stop gradients in the imported module. A note says where; notes go to the
+    log ``sits_tvm`` at level INFO, which Python does not show by default.
+
     Raises
     ------
     SitsError
