@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from relax_passes._adjoint import SUFFIX, Adjoint, identifier, primal_name, used_vars
+from relax_passes._gradient_cuts import first_without_gradient
 from sits_tvm.diagnostics import Diagnostic
 
 _DIFFERENTIATE = "run FixQuantizeGradient, or sits_tvm.differentiate(), which runs it for you"
@@ -40,56 +41,30 @@ def _cut_paths(adjoint: Adjoint) -> Iterator[Diagnostic]:
     """Gradients that do not depend on the seed, with the place where the path ends."""
     carried = _depend_on_seed(adjoint)
     below, used = _first_with_gradient(adjoint, carried)
-    for param, gradient in adjoint.gradients:
-        if _bits(param) == 0 or any(var in carried for var in used_vars(gradient)):
-            continue
-        if param not in used:
+    constant = [
+        param
+        for param, gradient in adjoint.gradients
+        if _bits(param) and not any(var in carried for var in used_vars(gradient))
+    ]
+    ends = {param: below[param] for param in constant if param in used}
+    places = first_without_gradient(adjoint.forward_bindings(), ends)
+    for param in constant:
+        if param in used:
+            yield _cut(adjoint, param, places.get(param), ends[param])
+        else:
             message = f"the loss does not depend on `{param.name}`, so its gradient is zero"
             where = {"function": adjoint.name, "binding": param.name}
             yield Diagnostic.warning("gradient-unused", message, **where)
-        else:
-            yield _cut(adjoint, param, below[param])
 
 
-def _cut(adjoint: Adjoint, param: relax.Var, end: relax.Binding) -> Diagnostic:
+def _cut(
+    adjoint: Adjoint, param: relax.Var, found: relax.Binding | None, end: relax.Binding
+) -> Diagnostic:
     """The error at the op between `param` and `end` whose gradient rule gives nothing."""
-    reached, found = {param}, None
-    for binding in adjoint.forward_bindings():
-        inputs = [var for var in used_vars(binding.value) if var in reached]
-        if found is None and any(_gives_nothing(binding, var) for var in inputs):
-            found = binding
-        if inputs:
-            reached.add(binding.var)
-        if binding.var.same_as(end.var):
-            break
     name = (found or end).var.name
     where = f"at `{name}`" if found is not None else f"between `{param.name}` and `{name}`"
     message = f"the gradient of `{param.name}` is cut {where}: what arrives is a constant"
     return _error("gradient-cut", message, adjoint, name, found or end)
-
-
-def _gives_nothing(binding: relax.Binding, var: relax.Var) -> bool:
-    """Whether the gradient rule of an op returns a constant zero for an input."""
-    call = binding.value
-    rule = call.op.get_attr("FPrimalGradient") if isinstance(call, relax.Call) else None
-    if rule is None:
-        return isinstance(call, relax.Call)
-    output = relax.Var("output_gradient", binding.var.ty)
-    try:
-        bb = relax.BlockBuilder()
-        with bb.testing_scope(def_vars=[]):
-            partials = list(rule(binding.var, call, output, bb))
-    except Exception:  # a rule may refuse in any way; then another place is named
-        return False
-    return any(
-        arg.same_as(var) and _is_nothing(partial)
-        for arg, partial in zip(call.args, partials, strict=False)
-    )
-
-
-def _is_nothing(partial: relax.Expr) -> bool:
-    name = getattr(partial.op, "name", "") if isinstance(partial, relax.Call) else ""
-    return name in ("relax.grad.no_grad", "relax.zeros", "relax.zeros_like")
 
 
 def _depend_on_seed(adjoint: Adjoint) -> set[relax.Var]:

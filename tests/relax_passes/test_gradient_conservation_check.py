@@ -280,6 +280,45 @@ def test_time_is_linear_in_the_number_of_bindings():
     assert slow < 8 * fast
 
 
+def all_cut(count: int) -> IRModule:
+    """x + Σ floor(w) and its adjoint, in which the gradient of every w is zero."""
+    ty = relax.TensorType((), "float32")
+    params = [relax.Var(f"w{i}", ty) for i in range(count)]
+    functions = {}
+    for name in ("main", "main_adjoint"):
+        bb, x, *ws = relax.BlockBuilder(), relax.Var("x", ty), *params
+        args = [relax.Var(p.name, ty) for p in (x, *ws)]
+        with bb.function(name, args):
+            with bb.dataflow():
+                total = args[0]
+                for w in args[1:]:
+                    total = bb.emit(O.add(total, bb.emit(O.floor(w))))
+                result = loss = bb.emit(O.negative(total), "loss")
+                if name == "main_adjoint":
+                    seed = bb.emit(O.ones((), "float32"), "loss_adjoint")
+                    zeros = [bb.emit(O.zeros((), "float32")) for _ in ws]
+                    gradients = relax.Tuple([bb.emit(O.negative(seed)), *zeros])
+                    result = relax.Tuple([loss, gradients])
+                out = bb.emit_output(result)
+            bb.emit_func_output(out)
+        functions[name] = bb.get()[name]
+    return IRModule(functions)
+
+
+def test_time_is_linear_in_the_number_of_cut_parameters():
+    def seconds(mod):
+        start = time.perf_counter()
+        codes = [(d.code, d.binding) for d in gradient_conservation_check(mod)]
+        assert {code for code, _ in codes} == {"gradient-cut"}
+        assert len(set(codes)) == len(mod["main"].params) - 1  # each at its own floor
+        return time.perf_counter() - start
+
+    small, large = all_cut(100), all_cut(800)
+    fast, slow = (min(seconds(mod) for _ in range(2)) for mod in (small, large))
+    print(f"\n100 parameters: {fast:.2f} s; 800 parameters: {slow:.2f} s")
+    assert slow < 16 * fast
+
+
 def test_parameters_with_dots_in_their_names():
     """A model from PyTorch; the variables of its gradients have underscores there."""
     bb = relax.BlockBuilder()
