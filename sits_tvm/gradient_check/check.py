@@ -41,6 +41,10 @@ def check_gradient_conservation(
     if anything in the function is float16 or bfloat16) and zeros must be where the reference has
     them; thresholds are relative, so the size of the loss does not matter.
 
+    What no vector reaches is not compared. A clip, maximum, minimum, relu, abs, sign or comparison
+    that decides alike at every element of all vectors is a warning, ``gate-undecided``: an adjoint
+    that ignores ``R.clip(x, -50, 50)`` passes where x stays inside.
+
     Parameters
     ----------
     mod : IRModule

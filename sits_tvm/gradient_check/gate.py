@@ -16,6 +16,7 @@ from sits_tvm.report import Report
 
 from ._comparison import Comparison, Run
 from ._instrument import Instrumented, instrument
+from .decisions import undecided
 from .result import GradientRow, summarize
 from .twin import Twin
 from .vectors import draw_vectors
@@ -48,7 +49,7 @@ def run_gate(
     rows
         One per array, vector and loss scale.
     diagnostics
-        An error per array that fails.
+        An error per array that fails, a warning per decision that no vector decides.
 
     Raises
     ------
@@ -61,7 +62,7 @@ def run_gate(
     scales = loss_scales if tested.adjoint.seed is not None else (1.0,)
     comparison = Comparison(twin, tested, compile_(tested.mod), scales)
     rows = [row for vector in vectors for row in comparison.rows(vector)]
-    return rows, [*_no_seed(tested), *_failures(tested, rows)]
+    return rows, [*_no_seed(tested), *_failures(tested, rows), *undecided(twin, vectors)]
 
 
 def report_gate(mod: IRModule, name: str, compile_: Compile, report: Report) -> list[Diagnostic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ _KINKS = {
 }
 QUANTIZERS = {f"relax.{name}" for name in _twin_quantize.QUANTIZERS}
 Points = Mapping[tuple[int, int], Any]
+Watch = Callable[[int, Sequence[Any]], None]
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,12 @@ class Twin:
         self._require_rules()
 
     def run(
-        self, args: Sequence[Any], points: Points | None = None, *, noise: Any = None
+        self,
+        args: Sequence[Any],
+        points: Points | None = None,
+        *,
+        noise: Any = None,
+        watch: Watch | None = None,
     ) -> TwinRun:
         """Evaluate on torch tensors, one per parameter, floats in float64.
 
@@ -126,8 +132,10 @@ class Twin:
         noise : torch.Generator, optional
             Displace every value and every gradient by up to half a unit of the dtype of its
             variable, at random: what any implementation in that precision has.
+        watch : (index of a site, its arguments) -> None, optional
+            Called where an op in `sites` decides.
         """
-        return _Evaluation(self, args, points or {}, noise).run()
+        return _Evaluation(self, args, points or {}, noise, watch).run()
 
     def _require_rules(self) -> None:
         missing = [
@@ -146,8 +154,15 @@ class Twin:
 
 
 class _Evaluation:
-    def __init__(self, twin: Twin, args: Sequence[Any], points: Points, noise: Any) -> None:
-        self.twin, self.points, self.noise = twin, points, noise
+    def __init__(
+        self,
+        twin: Twin,
+        args: Sequence[Any],
+        points: Points,
+        noise: Any,
+        watch: Watch | None,
+    ) -> None:
+        self.twin, self.points, self.noise, self.watch = twin, points, noise, watch
         self.values: dict[relax.Var, Any] = {}
         self.extents: dict[tirx.Var, Any] = {}
         self.quantized: dict[int, Any] = {}
@@ -167,6 +182,8 @@ class _Evaluation:
         args = [self._value(arg) for arg in call.args]
         index = self.twin._site_index.get(binding.var)
         at = args if index is None else self._points(index, call, args)
+        if self.watch is not None and index is not None:
+            self.watch(index, at)
         value = RULES[call.op.name](call, args, at)
         if call.op.name in QUANTIZERS and index is not None:
             self.quantized[index] = value.detach()

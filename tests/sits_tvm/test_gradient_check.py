@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -404,6 +405,53 @@ def test_what_the_adjoint_returns_beside_the_gradients_is_compared():
     mod = by_hand(squares, ones, forward=lambda bb, w: O.sum(w))
     (error,) = check_gradient_conservation(mod, seeds=[0]).diagnostics
     assert (error.code, error.function) == ("value-wrong", "main_adjoint")
+
+
+def clipped(bound):
+    return lambda bb, w: squares(bb, bb.emit(O.clip(w, -bound, bound)))
+
+
+def far_branch(bb, w):
+    is_far = bb.emit(O.greater(w, relax.const(8.0)))
+    return squares(bb, bb.emit(O.where(is_far, bb.emit(O.negative(w)), w)))
+
+
+DECISIONS = [
+    (clipped(50.0), ["R.clip.*no element is below -50", "R.clip.*no element is above 50"]),
+    (clipped(float("inf")), []),
+    (far_branch, ["R.greater.*no element is true"]),
+    (
+        lambda bb, w: squares(bb, bb.emit(O.maximum(w, relax.const(-9.0)))),
+        ["R.maximum.*every element is larger in the first argument"],
+    ),
+    (
+        lambda bb, w: O.sum(bb.emit(O.nn.relu(bb.emit(O.multiply(w, w))))),
+        ["R.nn.relu.*every element is positive"],
+    ),
+    (lambda bb, w: O.sum(bb.emit(O.abs(w))), []),
+]
+
+
+@pytest.mark.parametrize(("loss", "said"), DECISIONS)
+def test_a_decision_that_no_vector_decides_is_a_warning(loss, said):
+    """The binding is named; seeds that decide both ways leave nothing to say."""
+    mod = differentiate(one_function(loss, relax.TensorType((32,), "float32")))
+    result = check_gradient_conservation(mod, seeds=[0, 1])
+    assert result.ok
+    for warning, words in zip(result.diagnostics, said, strict=True):
+        assert (warning.code, warning.severity) == ("gate-undecided", "warning")
+        assert re.search(words, warning.message)
+        assert warning.binding in {b.var.name for b in mod["main"].body.blocks[0].bindings}
+
+
+def test_an_adjoint_that_ignores_a_clip_passes_with_a_warning_and_fails_where_it_is_reached():
+    """The gradient by hand is 2 w: right inside the bounds alone."""
+    mod = by_hand(clipped(50.0), ones)
+    inside = check_gradient_conservation(mod, seeds=[0])
+    assert [d.code for d in inside.diagnostics] == ["gate-undecided"] * 2
+    w = np.linspace(-60, 60, 8).astype("float32")
+    outside = check_gradient_conservation(mod, params={"w": w}, fidelity=False)
+    assert [d.code for d in outside.diagnostics] == ["gradient-wrong"]
 
 
 @pytest.mark.parametrize("options", [{"seeds": []}, {"loss_scales": []}, {"loss_scales": [0.0]}])
