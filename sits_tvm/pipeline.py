@@ -102,8 +102,12 @@ def kernel_passes(target: Target) -> list[Pass]:
         passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
         tir_schedules.ApplySchedules(*tir_schedules.RULES),
-        *([tir_schedules.AcceptUnalignedTensors()] if on_cpu else []),
+        *(_cpu_kernel_passes() if on_cpu else []),
     ]
+
+
+def _cpu_kernel_passes() -> list[Pass]:
+    return [tir_schedules.ComputeBfloat16(), tir_schedules.AcceptUnalignedTensors()]
 
 
 def lower_to_vm(target: Target) -> Pass:

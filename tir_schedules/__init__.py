@@ -7,6 +7,7 @@ import sits_tvm  # noqa: F401, first: it imports the modules of this package one
 
 from .alignment import AcceptUnalignedTensors
 from .apply import ApplySchedules
+from .compute_bfloat16 import ComputeBfloat16
 from .contraction import LANES
 from .fake_quantize_gradient import FakeQuantizeGradient
 from .fallback import CpuFallback
@@ -32,4 +33,4 @@ def packed_lanes(target: Target) -> int:
     return LANES if target.kind.name == "llvm" else 1
 
 
-__all__ = ["RULES", "AcceptUnalignedTensors", "ApplySchedules", "packed_lanes"]
+__all__ = ["RULES", "AcceptUnalignedTensors", "ApplySchedules", "ComputeBfloat16", "packed_lanes"]

@@ -13,6 +13,8 @@ from typing import Any
 
 from tvm import te, tirx
 
+from .compute_bfloat16 import bfloat16_bits, float32_of
+
 Expr = Any  # tirx.Expr, with its operators
 
 
@@ -184,22 +186,10 @@ class Element:
 def stored_scale(form: AffineFormat, scale: Expr) -> Expr:
     """float32 scale, after rounding to `scale_dtype`."""
     if form.scale_dtype == "bfloat16":
-        return rounded_to_bfloat16(scale.astype("float32"))
+        return float32_of(bfloat16_bits(scale.astype("float32")))
     if form.scale_dtype is not None:
         scale = scale.astype(form.scale_dtype)
     return scale.astype("float32")
-
-
-def rounded_to_bfloat16(x: Expr) -> Expr:
-    """float32 `x` with the upper half of its bits, rne: TVM has no such cast inside a kernel."""
-
-    def bits(value: int) -> Expr:
-        return tirx.const(value, "uint32")
-
-    low = tirx.reinterpret("uint32", x)
-    up = low + bits(0x7FFF) + (tirx.shift_right(low, bits(16)) & bits(1))
-    is_nan = (low & bits(0x7FFFFFFF)) > bits(0x7F800000)
-    return tirx.Select(is_nan, x, tirx.reinterpret("float32", up & bits(0xFFFF0000)))
 
 
 def rounded_zero_point(form: AffineFormat, zero_point: Expr) -> Expr:

@@ -87,3 +87,19 @@ def test_leaves_other_types_alone(dtype):
 def test_leaves_other_ops_in_bfloat16():
     mod = module(R.add, 2)
     assert_structural_equal(WidenBfloat16Ops()(mod), mod)
+
+
+def test_a_matmul_reads_its_operands_as_they_are():
+    """A copy of the weight in float32 would cost three times the memory traffic."""
+    mod = WidenBfloat16Ops()(module(R.matmul, 2, shape=(16, 16)))
+    product, rounded = (b.value for b in mod["main"].body.blocks[0].bindings)
+    assert list(product.args) == list(mod["main"].params)
+    assert (str(product.ty.dtype), str(rounded.ty.dtype)) == ("float32", "bfloat16")
+
+
+def test_tuples_keep_their_types():
+    """topk returns a value in bfloat16 and an index; einsum takes a tuple."""
+    topk = module(lambda x: R.topk(x, 2, -1))
+    assert_structural_equal(WidenBfloat16Ops()(topk)["main"].ret_ty, topk["main"].ret_ty)
+    einsum = module(lambda x, y: R.einsum((x, y), "ij,ij->i"), 2)
+    assert "float32" in str(WidenBfloat16Ops()(einsum))
