@@ -16,7 +16,7 @@ from tvm.target import codegen
 
 from ._nvcc import REMEDY, find_toolkit
 from ._target_cpu import cores
-from .report import render_table
+from .report_tables import render_table
 
 
 @dataclass(frozen=True)

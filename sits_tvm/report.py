@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .diagnostics import Diagnostic
+from .report_tables import html_table, render_table, report_tables
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Report:
 
     def __str__(self) -> str:
         parts = [f"target: {self.target}"] if self.target else []
-        for title, header, rows in self._tables():
+        for title, header, rows in report_tables(self):
             parts.append(f"{title}\n{render_table(header, rows)}")
         parts += [str(diagnostic) for diagnostic in self._problems()]
         return "\n\n".join(parts)
@@ -155,86 +155,14 @@ class Report:
         return f"<Report: {', '.join(counts) or 'empty'}>"
 
     def _repr_html_(self) -> str:
-        """Tables that fold; those of kernels and passes are closed."""
         parts = [f"<p>target: {html.escape(self.target)}</p>"] if self.target else []
-        for title, header, rows in self._tables():
-            head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-            body = "".join(
-                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-                for row in rows
-            )
-            state = "" if title.startswith(("kernels", "passes")) else " open"
-            parts.append(
-                f"<details{state}><summary>{html.escape(title)}</summary>"
-                f"<table><tr>{head}</tr>{body}</table></details>"
-            )
+        parts += [html_table(*table) for table in report_tables(self)]
         parts += [f"<pre>{html.escape(str(d))}</pre>" for d in self._problems()]
         return "\n".join(parts)
 
     def _problems(self) -> list[Diagnostic]:
         """Notes repeat what the tables say."""
         return [diagnostic for diagnostic in self.diagnostics if diagnostic.severity != "note"]
-
-    def _tables(self) -> Iterable[tuple[str, list[str], list[list[str]]]]:
-        if self.quantized:
-            packed = sum(w.packed_bytes for w in self.quantized)
-            full = sum(w.float_bytes for w in self.quantized)
-            yield (
-                f"INT4 weights: {len(self.quantized)}, {packed:,} bytes where float took {full:,}",
-                ["function", "name", "shape", "spec", "bytes"],
-                [
-                    [w.function, w.name, str(w.shape), w.spec, f"{w.packed_bytes:,}"]
-                    for w in self.quantized
-                ],
-            )
-        if self.skipped:
-            yield (
-                f"left in float: {len(self.skipped)}",
-                ["function", "binding", "name", "reason"],
-                [[s.function, s.binding, s.name, s.reason] for s in self.skipped],
-            )
-        if self.attention:
-            yield (
-                f"attention: {sum(a.recognised for a in self.attention)} of "
-                f"{len(self.attention)} recognised",
-                ["function", "binding", "recognised", "reason", "attrs"],
-                [
-                    [
-                        a.function,
-                        a.binding,
-                        "yes" if a.recognised else "no",
-                        a.reason,
-                        _pairs(a.attrs),
-                    ]
-                    for a in self.attention
-                ],
-            )
-        if self.quantize_sites:
-            yield (
-                f"quantization: {sum(s.fixed for s in self.quantize_sites)} of "
-                f"{len(self.quantize_sites)} with its gradient",
-                ["function", "binding", "form", "fixed", "reason"],
-                [
-                    [s.function, s.binding, s.form, "yes" if s.fixed else "no", s.reason]
-                    for s in self.quantize_sites
-                ],
-            )
-        if self.gradients:
-            yield "gradients against their float64 reference", *gradient_table(self.gradients)
-        if self.kernels:
-            rows = [_kernel_row(kernel) for kernel in self.kernels]
-            used = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
-            yield (
-                f"kernels: {len(self.kernels)}",
-                [_KERNEL_HEADER[i] for i in used],
-                [[row[i] for i in used] for row in rows],
-            )
-        if self.passes:
-            yield (
-                f"passes: {len(self.passes)}, {sum(p.seconds for p in self.passes):.1f} s",
-                ["name", "changed", "seconds"],
-                [[p.name, "yes" if p.changed else "", f"{p.seconds:.2f}"] for p in self.passes],
-            )
 
 
 _ROWS: dict[str, type] = {
@@ -247,59 +175,6 @@ _ROWS: dict[str, type] = {
     "kernels": Kernel,
     "diagnostics": Diagnostic,
 }
-_SHOWN_SASS = ("HMMA", "IMMA", "HGMMA", "IGMMA", "FFMA", "LOP3", "CALL", "LDG.128", "LDG.narrow")
-_KERNEL_HEADER = [f.name for f in fields(Kernel) if f.name != "loop_sass"]
-
-
-def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain-text table, columns padded to their widest cell."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def gradient_table(rows: Sequence[GradientSummary]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells."""
-    formats = {
-        "function": "{}",
-        "operator": "{}",
-        "count": "{}",
-        "not_informative": "{}",
-        "pass_rate": "{:.1%}",
-        "relative_l2": "{:.1e}",
-        "cosine": "{:.8f}",
-        "max_difference": "{:.1e}",
-        "zero_mismatches": "{}",
-        "clipped": "{:.1%}",
-    }
-    cells = [
-        [
-            "" if (v := getattr(row, name)) is None else form.format(v)
-            for name, form in formats.items()
-        ]
-        for row in rows
-    ]
-    return [name.replace("_", " ") for name in formats], cells
-
-
-def _kernel_row(kernel: Kernel) -> list[str]:
-    def text(value: Any) -> str:
-        if value is None:
-            return ""
-        if isinstance(value, tuple):
-            return "x".join(value)
-        if isinstance(value, dict):  # the classes; full opcodes are in to_json()
-            return _pairs({key: value[key] for key in _SHOWN_SASS if value.get(key)})
-        return str(value)
-
-    return [text(getattr(kernel, name)) for name in _KERNEL_HEADER]
-
-
-def _pairs(values: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def _tuples(value: Any) -> Any:

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sits_tvm.diagnostics import Diagnostic
-from sits_tvm.report import GradientSummary, gradient_table, render_table
+from sits_tvm.report import GradientSummary
+from sits_tvm.report_tables import gradient_table, render_table
 
 
 @dataclass(frozen=True)

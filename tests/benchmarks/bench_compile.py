@@ -13,7 +13,7 @@ from tvm.relax.frontend import nn
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
-from sits_tvm.report import render_table
+from sits_tvm.report_tables import render_table
 
 HIDDEN, HEADS, KV_HEADS, INNER, VOCABULARY = 1024, 16, 4, 2816, 32000
 HEAD_DIM = HIDDEN // HEADS

@@ -31,7 +31,7 @@ from sits_tvm.gradient_check.fidelity import fidelity_rows
 from sits_tvm.gradient_check.gate import CompileOnce, run_gate
 from sits_tvm.gradient_check.result import FidelityRow
 from sits_tvm.pipeline import run_on_host
-from sits_tvm.report import render_table
+from sits_tvm.report_tables import render_table
 
 GROUP = 32
 SEEDS = (0, 1, 2)

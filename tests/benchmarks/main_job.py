@@ -28,7 +28,7 @@ from tvm import relax
 import sits_tvm
 from sits_tvm import Config, Executable, QuantSpec
 from sits_tvm.frontends.gguf import load_gguf
-from sits_tvm.report import render_table
+from sits_tvm.report_tables import render_table
 
 TEXT = Path(__file__).with_name("text.txt")
 TEXT_SHA256 = "afa022e3d61d9d426de9074088736fb25cd59b50896aa1f5716ed7c7f9e9c452"

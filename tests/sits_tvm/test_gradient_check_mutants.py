@@ -13,7 +13,7 @@ from sits_tvm.gradient_check._instrument import instrument
 from sits_tvm.gradient_check.gate import LOSS_SCALES, run_gate
 from sits_tvm.gradient_check.result import GradientRow
 from sits_tvm.pipeline import run_on_host
-from sits_tvm.report import render_table
+from sits_tvm.report_tables import render_table
 
 OURS = Mutant("rule of the op")
 

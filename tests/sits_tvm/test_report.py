@@ -9,8 +9,8 @@ from sits_tvm.report import (
     QuantizeSite,
     Report,
     SkippedWeight,
-    render_table,
 )
+from sits_tvm.report_tables import render_table
 
 
 def full_report() -> Report:

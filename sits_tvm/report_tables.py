@@ -1,0 +1,139 @@
+"""Reports as tables, in plain text and in HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .report import GradientSummary, Report
+
+Table = tuple[str, list[str], list[list[str]]]
+_SHOWN_SASS = ("HMMA", "IMMA", "HGMMA", "IGMMA", "FFMA", "LOP3", "CALL", "LDG.128", "LDG.narrow")
+
+
+def report_tables(report: Report) -> Iterator[Table]:
+    """Title, header and cells of each kind of row that a report has."""
+    if report.quantized:
+        packed = sum(w.packed_bytes for w in report.quantized)
+        full = sum(w.float_bytes for w in report.quantized)
+        yield (
+            f"INT4 weights: {len(report.quantized)}, {packed:,} bytes where float took {full:,}",
+            ["function", "name", "shape", "spec", "bytes"],
+            [
+                [w.function, w.name, str(w.shape), w.spec, f"{w.packed_bytes:,}"]
+                for w in report.quantized
+            ],
+        )
+    if report.skipped:
+        yield (
+            f"left in float: {len(report.skipped)}",
+            ["function", "binding", "name", "reason"],
+            [[s.function, s.binding, s.name, s.reason] for s in report.skipped],
+        )
+    if report.attention:
+        yield (
+            f"attention: {sum(a.recognised for a in report.attention)} of "
+            f"{len(report.attention)} recognised",
+            ["function", "binding", "recognised", "reason", "attrs"],
+            [
+                [
+                    a.function,
+                    a.binding,
+                    "yes" if a.recognised else "no",
+                    a.reason,
+                    _pairs(a.attrs),
+                ]
+                for a in report.attention
+            ],
+        )
+    if report.quantize_sites:
+        yield (
+            f"quantization: {sum(s.fixed for s in report.quantize_sites)} of "
+            f"{len(report.quantize_sites)} with its gradient",
+            ["function", "binding", "form", "fixed", "reason"],
+            [
+                [s.function, s.binding, s.form, "yes" if s.fixed else "no", s.reason]
+                for s in report.quantize_sites
+            ],
+        )
+    if report.gradients:
+        yield "gradients against their float64 reference", *gradient_table(report.gradients)
+    if report.kernels:
+        header = [f.name for f in fields(report.kernels[0]) if f.name != "loop_sass"]
+        rows = [[_kernel_cell(getattr(k, name)) for name in header] for k in report.kernels]
+        used = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
+        yield (
+            f"kernels: {len(report.kernels)}",
+            [header[i] for i in used],
+            [[row[i] for i in used] for row in rows],
+        )
+    if report.passes:
+        yield (
+            f"passes: {len(report.passes)}, {sum(p.seconds for p in report.passes):.1f} s",
+            ["name", "changed", "seconds"],
+            [[p.name, "yes" if p.changed else "", f"{p.seconds:.2f}"] for p in report.passes],
+        )
+
+
+def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that folds; those of kernels and passes are closed."""
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    state = "" if title.startswith(("kernels", "passes")) else " open"
+    return (
+        f"<details{state}><summary>{html.escape(title)}</summary>"
+        f"<table><tr>{head}</tr>{body}</table></details>"
+    )
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A plain-text table, columns padded to their widest cell."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def gradient_table(rows: Sequence[GradientSummary]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells."""
+    formats = {
+        "function": "{}",
+        "operator": "{}",
+        "count": "{}",
+        "not_informative": "{}",
+        "pass_rate": "{:.1%}",
+        "relative_l2": "{:.1e}",
+        "cosine": "{:.8f}",
+        "max_difference": "{:.1e}",
+        "zero_mismatches": "{}",
+        "clipped": "{:.1%}",
+    }
+    cells = [
+        [
+            "" if (v := getattr(row, name)) is None else form.format(v)
+            for name, form in formats.items()
+        ]
+        for row in rows
+    ]
+    return [name.replace("_", " ") for name in formats], cells
+
+
+def _kernel_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return "x".join(value)
+    if isinstance(value, dict):  # the classes; full opcodes are in to_json()
+        return _pairs({key: value[key] for key in _SHOWN_SASS if value.get(key)})
+    return str(value)
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
