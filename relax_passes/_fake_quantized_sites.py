@@ -21,14 +21,16 @@ from ._weight_sites import (
 
 FAKE_QUANTIZE = Op.get("relax.sits.fake_quantize")
 _GRADIENT = Op.get("relax.sits.fake_quantize_grad")
+_RESHAPE = Op.get("relax.reshape")
 
 
 @dataclass(frozen=True)
 class FakeQuantizedSite:
     """A call that reads ``fake_quantize(W, scale[, zero_point])`` of a weight W[n, k].
 
-    `sources` are the arguments or constants W, scale and zero point; `transposed` tells that W is
-    stored as (k, n). `reason` is why it can't be packed, as (code, message), or None.
+    `sources` are the arguments or constants W, scale and zero point, of which the last two may be
+    reshaped before `quantizer` takes them; `transposed` tells that W is stored as (k, n). `reason`
+    is why it can't be packed, as (code, message), or None.
     """
 
     binding: relax.Var
@@ -125,7 +127,7 @@ def _site(
     weights = weights_of(func)
     call = bound[variable]
     kind = "embedding" if call.op == TAKE else "matmul"
-    sources = (source, *(_same_value(arg, bound) for arg in quantizer.args[1:]))
+    sources = (source, *(_same_elements(arg, bound) for arg in quantizer.args[1:]))
     reason = reason_against(call, kind, source, weights, (*before, *through))
     if reason is None and (turned or not _same_codes(source, quantizer.args[0])):
         reason = "weight-is-computed", "the weight is transposed or cast before it is quantized"
@@ -135,9 +137,15 @@ def _site(
     return FakeQuantizedSite(variable, call, kind, quantizer, sources, name, transposed, reason)
 
 
-def _same_value(expr: relax.Expr, bound: dict[relax.Var, relax.Expr]) -> relax.Expr:
-    while isinstance(bound.get(expr), relax.Var | GenericConst):
-        expr = bound[expr]
+def _same_elements(expr: relax.Expr, bound: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """What `expr` is another name of, or a reshape."""
+    while isinstance(expr, relax.Var) and expr in bound:
+        value = bound[expr]
+        if isinstance(value, relax.Call) and value.op == _RESHAPE:
+            value = value.args[0]
+        if not isinstance(value, relax.Var | GenericConst):
+            return expr
+        expr = value
     return expr
 
 

@@ -5,10 +5,11 @@ TVM's InlinePrivateFunctions leaves the callee's shape variables in shape expres
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 import tvm
 from tvm import IRModule, relax
+from tvm.ir import BaseFunc
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
@@ -24,6 +25,23 @@ def inline_calls(mod: IRModule, name: str, callees: Set[str]) -> IRModule:
     func = relax.Function(func.params, func.body, None, func.is_pure, func.attrs)
     flat = IRModule({**kernels, mod.get_global_var(name): func})
     return relax.transform.ConvertToDataflow(min_size=1)(relax.transform.Normalize()(flat))
+
+
+def called(functions: Iterable[BaseFunc]) -> set[str]:
+    """Names of the functions that these Relax functions refer to."""
+    relax_functions = (func for func in functions if isinstance(func, relax.Function))
+    refs = (relax.analysis.all_global_vars(func) for func in relax_functions)
+    return {gvar.name_hint for found in refs for gvar in found}
+
+
+def called_from(mod: IRModule, roots: Set[str]) -> set[str]:
+    """Names of the functions that `roots` call, and those that these call."""
+    reached: set[str] = set()
+    todo = set(roots)
+    while todo:
+        todo = called(mod[name] for name in todo) - reached
+        reached |= todo
+    return reached
 
 
 @mutator

@@ -118,8 +118,11 @@ def read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:
     return {name for name, transposed in ways if (name, not transposed) in ways}
 
 
+_NO_PRODUCT = "it found no product with a float weight (or fake-quantized ones only)"
+
+
 def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
-    found = "\n  ".join(["it found", *skipped]) if skipped else "it found no matrix product"
+    found = "\n  ".join(["it found", *skipped]) if skipped else _NO_PRODUCT
     return Diagnostic.error(
         "nothing-to-quantize",
         f"Config.quant is set, but no weight can be quantized; {found}",

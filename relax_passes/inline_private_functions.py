@@ -5,14 +5,12 @@ Leaves alone: public functions, and private ones that call themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import tvm
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
-from relax_passes._inlining import inline_calls
+from relax_passes._inlining import called, called_from, inline_calls
 
 
 @tvm.transform.module_pass(opt_level=0, name="InlinePrivateFunctions")
@@ -65,26 +63,9 @@ class InlinePrivateFunctions:
         }
         out = mod.clone()
         for gvar, func in functions.items():
-            if gvar.name_hint not in private and not private.isdisjoint(_called([func])):
+            if gvar.name_hint not in private and not private.isdisjoint(called([func])):
                 out[gvar] = inline_calls(mod, gvar.name_hint, private)[gvar.name_hint]
-        kept = [f for f in out.functions.values() if "global_symbol" in (f.attrs or {})]
-        for name in private - _called_from(out, kept):
+        public = {g.name_hint for g in out.get_global_vars()} - private
+        for name in private - called_from(out, public):
             del out[name]
         return out
-
-
-def _called(functions: Iterable[relax.Function]) -> set[str]:
-    """Names of the functions that these refer to."""
-    refs = (relax.analysis.all_global_vars(func) for func in functions)
-    return {gvar.name_hint for found in refs for gvar in found}
-
-
-def _called_from(mod: IRModule, roots: list[relax.Function]) -> set[str]:
-    """Names of the functions that `roots` call, and those that these call."""
-    reached: set[str] = set()
-    todo = roots
-    while todo:
-        new = _called(f for f in todo if isinstance(f, relax.Function)) - reached
-        reached |= new
-        todo = [mod[name] for name in new]
-    return reached

@@ -6,9 +6,11 @@ not of a multiple of 32 elements, computed scales, weights of which the module c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
@@ -137,7 +139,14 @@ class PackFakeQuantizedWeights:
         if names & trained:
             return "trained", "the module computes its gradient; build what convert_qat returns"
         attrs = dict(site.quantizer.attrs.items())
-        call = partial(pack_weight, transposed=site.transposed, lanes=self.lanes, **attrs)
+        pack: Callable[..., relax.Call] = partial(
+            pack_weight, transposed=site.transposed, lanes=self.lanes, **attrs
+        )
+        types = [arg.ty for arg in site.quantizer.args[1:]]
+
+        def call(weight: relax.Expr, *parameters: relax.Expr) -> relax.Call:
+            return pack(weight, *map(_reshaped, parameters, types))
+
         try:
             draft = call(*site.sources)
             layout = layout_of_call(draft)
@@ -156,3 +165,10 @@ class PackFakeQuantizedWeights:
                 (layout.n, layout.k), layout.n * layout.k * dtype.bits // 8, layout.nbytes,
             )  # fmt: skip
             self.report.quantized.append(row)
+
+
+def _reshaped(parameter: relax.Expr, ty: relax.TensorType) -> relax.Expr:
+    """A scale or zero point in the shape in which the fake quantize takes it."""
+    if tvm_ffi.structural_equal(parameter.ty.shape, ty.shape):
+        return parameter
+    return relax.BlockBuilder().normalize(relax.op.reshape(parameter, ty.shape))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import GenericConst
+from tvm.ir import GenericConst, Op
 from tvm.runtime import Tensor
 
 from relax_passes._packed_function import SOURCE_NAMES
@@ -21,6 +21,7 @@ from .diagnostics import Diagnostic
 
 _LOG = logging.getLogger(__name__)
 _CPU = 1
+_RESHAPE = Op.get("relax.reshape")
 
 Array: TypeAlias = Tensor | np.ndarray
 Packed: TypeAlias = tuple[Tensor, ...]
@@ -46,6 +47,10 @@ def evaluate_transform(
         elif isinstance(value, relax.TupleGetItem):
             parts = values[value.tuple_value]
             values[variable] = parts[value.index] if parts else None
+        elif isinstance(value, relax.Call) and value.op == _RESHAPE:
+            names[variable] = f"{names[value.args[0]]} {variable.ty.shape}"
+            shape = [int(extent) for extent in variable.ty.shape]
+            values[variable] = as_numpy(values[value.args[0]]).reshape(shape)
         elif isinstance(value, relax.Call):
             key = tuple(names.get(arg, arg) for arg in value.args), str(value.attrs)
             if key not in cache:

@@ -183,4 +183,4 @@ def _from_dlpack(value: Any) -> Array:
 
 
 def _as_tensor(value: Array) -> Tensor:
-    return value if isinstance(value, Tensor) else tvm.runtime.tensor(np.ascontiguousarray(value))
+    return value if isinstance(value, Tensor) else tvm.runtime.tensor(np.asarray(value, order="C"))

@@ -69,8 +69,9 @@ def layout_of_call(call: relax.Call) -> PackedLayout:
 
 
 def evaluate(call: relax.Call, arrays: Sequence[np.ndarray]) -> Parts:
-    """What a call returns for the values of its arguments, in NumPy; ValueError on bad ones."""
-    weight, scale, *rest = arrays
+    """What a call returns for the elements of its arguments, in NumPy; ValueError on bad ones."""
+    shapes = ([int(extent) for extent in arg.ty.shape] for arg in call.args)
+    weight, scale, *rest = (a.reshape(s) for a, s in zip(arrays, shapes, strict=True))
     zero_point = rest[0] if rest else None
     transposed = bool(call.attrs["transposed"])
     layout = layout_of_call(call)

@@ -9,10 +9,13 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import IRModule
+from tvm.ir.transform import Pass
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._fake_quantized_sites import FAKE_QUANTIZE, fake_quantizes_weight
+from relax_passes._inlining import called_from
 from relax_passes._weight_sites import bindings_of, weights_of
+from relax_passes.fix_quantize_gradient import FixQuantizeGradient
 from relax_passes.op import fake_quantize
 from relax_passes.op._affine import format_of
 from sits_tvm._evaluate_transform import as_numpy
@@ -68,7 +71,12 @@ def convert_qat(
     names = (func,) if isinstance(func, str) else tuple(func)
     check_functions(mod, names)
     arrays = {name: as_numpy(array) for name, array in as_arrays(params).items()}
-    out = relax.transform.DeadCodeElimination(list(names))(mod)
+    out = mod.clone()
+    for gvar in set(mod.get_global_vars()):
+        if gvar.name_hint not in {*names, *called_from(mod, set(names))}:
+            del out[gvar]
+    fix: Pass = FixQuantizeGradient()
+    out = relax.transform.DeadCodeElimination(list(names))(fix(out))
     _check_weights(out, names)
     values: dict[str, Any] = {}
     found: list[Diagnostic] = []
@@ -78,7 +86,7 @@ def convert_qat(
         found += freezer.found
         values |= freezer.values
     raise_errors(found)
-    tensors = {n: tvm.runtime.tensor(np.ascontiguousarray(v)) for n, v in values.items()}
+    tensors = {n: tvm.runtime.tensor(np.asarray(v, order="C")) for n, v in values.items()}
     return out, {name: params[name] if name not in tensors else tensors[name] for name in values}
 
 

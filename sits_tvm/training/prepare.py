@@ -180,6 +180,6 @@ def _initial(weight: QuantizedWeight, value: Array, faults: list[Diagnostic]) ->
     except ValueError as error:
         faults.append(Diagnostic.error("weight-not-quantizable", f"`{weight.site.name}`: {error}"))
         return {}
-    arrays = [np.ascontiguousarray(part.T if turn else part) for part in parts if part is not None]
+    arrays = [np.asarray(part.T if turn else part, order="C") for part in parts if part is not None]
     tensors = [tvm.runtime.tensor(array.astype("float32")) for array in arrays]
     return {p.name: tensor for p, tensor in zip(weight.parameters, tensors, strict=True)}

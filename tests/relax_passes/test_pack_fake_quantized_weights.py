@@ -137,6 +137,33 @@ def test_transform_function_computes_the_same_parts(rng, attrs, scale_shape, zer
     np.testing.assert_array_equal(unpack(parts, layout), want)
 
 
+@pytest.mark.parametrize(("given", "taken"), [((N, 1), (N,)), ((1,), ()), ((N * 3,), (N, 3))])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_scale_may_be_reshaped(rng, given, taken, constant):
+    """As FixQuantizeGradient leaves scales that were spelled to broadcast."""
+    attrs = {"axis": 1, "group_size": 32} if len(taken) == 2 else {"axis": 0, "group_size": None}
+    w_value = rng.standard_normal((N, K)).astype("float32")
+    scale = rng.uniform(0.05, 0.4, given).astype("float32")
+
+    def quantizer(bb, w, s):
+        w, s = (relax.const(w_value), relax.const(scale)) if constant else (w, s)
+        return fake_quantize(w, bb.emit(OP.reshape(s, taken)), **attrs)
+
+    after, found, _ = pack(linear(quantizer, scale=given))
+    assert found == []
+    call = codes_call(after["main"])
+    layout = layout_in(call)
+    if constant:
+        parts = tuple(part.value.numpy() for part in call.args[1:])
+    else:
+        parts = computed_parts(after, [w_value, scale])
+        _, packed = sits_tvm.params.pack_params(after, {"w": w_value, "w.scale": scale})
+        for name, part in zip(layout.names, parts, strict=True):
+            np.testing.assert_array_equal(packed[f"w.{name}"].numpy(), part)
+    want = quantized(w_value, scale.reshape(taken), None, Grid(**attrs)).value
+    np.testing.assert_array_equal(unpack(parts, layout), want.astype("float32"))
+
+
 def test_groups_of_256_are_stored_as_two_of_128(rng):
     w = rng.standard_normal((4, 640)).astype("float32")
     scale = rng.uniform(0.05, 0.4, (4, 3)).astype("float32")

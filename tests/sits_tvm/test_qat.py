@@ -204,6 +204,19 @@ def test_choice_of_weights_and_reasons(rng):
     assert {"embedding.scale", "head.scale"} <= set(everything)
 
 
+def test_the_functions_of_training_go(rng):
+    mod, params = linear(rng)
+    qat, values = prepare_qat(mod, QuantSpec(group_size=32), params=params)
+    ty = relax.TensorType((2, 24), "float32")
+    fixed = qat.clone()
+    fixed["main"] = relax.utils.copy_with_new_vars(qat["main"]).bind_symbolic_vars({"s": 2})
+    loss = relax.training.AppendLoss("main", relax.training.loss.MSELoss()(ty, ty), 1, "loss")
+    train = sits_tvm.differentiate(loss(fixed), "loss", list(values))
+    deployed, weights = convert_qat(train, values)
+    assert [gvar.name_hint for gvar in deployed.get_global_vars()] == ["main"]
+    sits_tvm.build(deployed, "llvm -mcpu=native", params=weights)
+
+
 def test_dead_parameters_go(rng):
     mod, params = linear(rng)
     mod, params = prepare_qat(mod, QuantSpec(group_size=32), params=params)
