@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
@@ -14,14 +16,14 @@ demo: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/main_job.py
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest --nbmake tutorials
+	$(PYTEST) $(PARALLEL)
+	$(PYTEST) --nbmake tutorials
 
 test-all: $(INSTALLED) lint
-	$(BIN)/python -m pytest -m "not gpu"
-	$(BIN)/python -m pytest --nbmake tutorials
+	$(PYTEST) $(PARALLEL) -m "not gpu"
+	$(PYTEST) --nbmake tutorials
 	$(BIN)/python -m pip install --quiet --target build/numpy-2.4 "numpy==2.4.*"
-	PYTHONPATH=build/numpy-2.4 $(BIN)/python -m pytest tests/sits_tvm/test_trainer.py
+	PYTHONPATH=build/numpy-2.4 $(PYTEST) tests/sits_tvm/test_trainer.py
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py
