@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
