@@ -14,6 +14,7 @@ from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
 from .pack_fake_quantized_weights import PackFakeQuantizedWeights
 from .quantize_matmul_weights import QuantizeMatmulWeights
+from .remove_stop_gradients import RemoveStopGradients
 from .simplify_symbolic_shapes import SimplifySymbolicShapes
 from .split_shared_operands import SplitSharedOperands
 from .unpack_int4_constants import UnpackInt4Constants
@@ -33,6 +34,7 @@ __all__ = [
     "NormalizeNegativeIndices",
     "PackFakeQuantizedWeights",
     "QuantizeMatmulWeights",
+    "RemoveStopGradients",
     "SimplifySymbolicShapes",
     "SplitSharedOperands",
     "UnpackInt4Constants",

@@ -44,6 +44,7 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         passes.CheckSubByteBuffers(),
         passes.FixQuantizeGradient(report),
         *_gradient_check(config, report),
+        passes.RemoveStopGradients(),
         passes.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
         passes.PackFakeQuantizedWeights(lanes=lanes, report=report),

@@ -93,6 +93,12 @@ def _layer_norm(node: Node, imp: Any) -> tuple[relax.Expr, None, None]:
     return cast(imp, emit(imp, norm), dtype), None, None
 
 
+def _detach(node: Node, imp: Any) -> relax.Expr:
+    """A stopped gradient; a build removes it."""
+    x = imp.env[node.args[0]]
+    return emit(imp, R.grad.no_grad(x)) if node.meta["val"].is_floating_point() else x
+
+
 # Modes that change what an op does.
 
 
@@ -121,6 +127,7 @@ CONVERTERS: dict[str, Callable[[Node, Any], Any]] = {
     "baddbmm.default": _addmm,
     "native_layer_norm.default": _layer_norm,
     "scaled_dot_product_attention.default": _attention,
+    "detach.default": _detach,
     "dropout.default": _identity_unless_training,
     "native_dropout.default": _identity_unless_training,
     **dict.fromkeys(("bernoulli.p", "randn.default", "randn_like.default"), _refuse_random),

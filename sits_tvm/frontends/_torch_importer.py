@@ -31,7 +31,10 @@ from sits_tvm.frontends._torch_converters import CONVERTERS
 from sits_tvm.frontends._torch_nodes import WatchedCall, source_line
 from sits_tvm.frontends._torch_types import Types, same_shape, shapes_differ, to_tvm
 
-_KEPT_WHOLE = ("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention")
+_KEPT_WHOLE = (
+    *("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention"),
+    "aten.detach.default",
+)
 _LARGE_BUFFER = 1 << 16
 _WITHOUT_MEANING = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit"}
 _READS_A_VALUE = ("item.default", "_local_scalar_dense.default")
@@ -45,7 +48,7 @@ _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Core ATen, but linear layers, matmul and attention stay one op each."""
+    """Core ATen, but linear layers, matmul and attention stay one op each, and detach stays."""
     table = torch.export.default_decompositions()
     for op in [op for op in table if str(op).startswith(_KEPT_WHOLE)]:
         table.pop(op)

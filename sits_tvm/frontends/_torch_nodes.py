@@ -1,12 +1,17 @@
-"""Nodes of an exported graph: their source line, and which keywords a converter reads."""
+"""Nodes of an exported graph: their source line, the keywords a converter reads, the gradients
+they stop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+_DETACH_IN_PLACE = torch.ops.aten.detach_.default
+_CONSTANT = torch.ops.aten.lift_fresh_copy.default  # of torch.tensor(…)
 
 
 class WatchedCall:
@@ -44,3 +49,34 @@ def source_line(node: torch.fx.Node) -> str:
     file, _, line = where.partition(", line ")
     first = (code.strip().splitlines() or [""])[0].strip()
     return f"{file.strip(chr(34))}:{line.split(',')[0]}: {first}"
+
+
+@contextmanager
+def stopped_gradients(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Detach what `run_decompositions` would let gradients through: ``detach_`` and the results of
+    regions under ``torch.no_grad()``. The graph is afterwards as it was."""
+    added = [_detached(program.graph, node) for node in _without_gradient(program.graph)]
+    try:
+        yield
+    finally:
+        for node in reversed(added):
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+
+
+def _without_gradient(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    found: list[torch.fx.Node] = []
+    for node in graph.nodes:
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
+            found += node.users
+        elif node.target is _DETACH_IN_PLACE and node.args[0].target is not _CONSTANT:
+            found.append(node)
+    return found
+
+
+def _detached(graph: torch.fx.Graph, result: torch.fx.Node) -> torch.fx.Node:
+    with graph.inserting_after(result):
+        node = graph.call_function(torch.ops.aten.detach.default, (result,))
+    result.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+    node.meta = dict(result.meta)
+    return node

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import IRModule, relax
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
+from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
 from sits_tvm.frontends._packages import require
 
 if TYPE_CHECKING:
@@ -94,23 +94,15 @@ def convert_exported_program(
     """
     from relax_passes._import_fixes import IMPORT_FIXES
     from sits_tvm.frontends._torch_importer import Importer, decompose
+    from sits_tvm.frontends._torch_nodes import stopped_gradients
 
-    _note_stopped_gradients(program)
-    mod, params = Importer(extra_converters or {}).convert(decompose(program))
+    with stopped_gradients(program):
+        program = decompose(program)
+    mod, params = Importer(extra_converters or {}).convert(program)
     with collect() as found:
         mod = tvm.transform.Sequential(list(IMPORT_FIXES))(mod)
     raise_errors(found)
     return module_of(mod["main"]), params
-
-
-def _note_stopped_gradients(program: torch.export.ExportedProgram) -> None:
-    """Relax has no op that stops a gradient."""
-    for node in program.graph.nodes:
-        if node.op == "call_function" and str(node.target) == "aten.detach.default":
-            message = "Tensor.detach is imported as its tensor: a gradient goes through it"
-            help = "make what is detached an input, and leave it out of require_grads"
-            where = {"function": "main", "binding": node.name, "help": help}
-            emit(Diagnostic.note("detach-ignored", message, **where))
 
 
 def module_of(main: relax.Function) -> IRModule:
@@ -126,7 +118,7 @@ def _export(
     import torch
 
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # else the regions under no_grad leave no trace
             return torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )

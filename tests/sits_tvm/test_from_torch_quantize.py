@@ -176,15 +176,3 @@ def test_the_gradient_factor_is_noted():
     with collect() as found:
         from_torch(Calls(scaled, ONE.reshape(1), torch.zeros(1)), (torch.ones(2, 3),))
     assert "gradient-factor" in [d.code for d in found]
-
-
-def test_a_straight_through_estimator_by_detach_is_noted():
-    """Its gradient is that of what is detached: the clipped one, not 1."""
-
-    def quantized(x):
-        codes = torch.clamp(torch.round(x / 0.125), -8, 7)
-        return x + (codes * 0.125 - x).detach()
-
-    with collect() as found:
-        from_torch(Calls(quantized), (torch.ones(2, 3),))
-    assert [(d.code, d.severity) for d in found] == [("detach-ignored", "note")]
