@@ -10,6 +10,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._map_functions import map_functions
 
+_NO_GRAD = Op.get("relax.grad.no_grad")
+
 
 @tvm.transform.module_pass(opt_level=0, name="RemoveStopGradients")
 class RemoveStopGradients:
@@ -40,13 +42,24 @@ class RemoveStopGradients:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        removed = map_functions(mod, lambda _, func: _Remover(mod).visit_expr(func))
-        without_copies: Pass = relax.transform.CanonicalizeBindings()
-        return mod if removed.same_as(mod) else without_copies(removed)
+        return map_functions(
+            mod, lambda _, func: _Remover(mod).visit_expr(func) if _stops_gradients(func) else func
+        )
+
+
+def _stops_gradients(func: relax.Function) -> bool:
+    found: list[relax.Call] = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and expr.op == _NO_GRAD:
+            found.append(expr)
+
+    relax.analysis.post_order_visit(func, visit)
+    return bool(found)
 
 
 @mutator
 class _Remover(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        return call.args[0] if call.op == Op.get("relax.grad.no_grad") else call
+        return call.args[0] if call.op == _NO_GRAD else call
