@@ -42,9 +42,11 @@ class RemoveStopGradients:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return map_functions(
+        removed = map_functions(
             mod, lambda _, func: _Remover(mod).visit_expr(func) if _stops_gradients(func) else func
         )
+        without_copies: Pass = relax.transform.CanonicalizeBindings()
+        return mod if removed.same_as(mod) else without_copies(removed)
 
 
 def _stops_gradients(func: relax.Function) -> bool:
