@@ -1,6 +1,6 @@
 """Give each matmul a transpose of its own, each function constants of its own. Runs before TVM's
-FuseTransposeMatmul, which fails where the gradient of a product reads the transpose too, and where
-``<f>`` and ``<f>_adjoint`` hold the same constant."""
+FuseTransposeMatmul, which fails where the gradient of a product reads the transpose too, on x xᵀ,
+and where ``<f>`` and ``<f>_adjoint`` hold the same constant."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from relax_passes._map_functions import map_functions
 class SplitSharedOperands:
     """Copy a `permute_dims` that a matmul multiplies by, where it has another reader.
 
-    The copy costs nothing: fused into the product, it becomes an index. A constant that another
-    function holds too, as the same object, becomes an equal one.
+    The copy costs nothing: fused into the product, it becomes an index. A product of a tensor with
+    its own transpose reads the second one under another name. A constant that another function
+    holds too, as the same object, becomes an equal one.
 
     Before::
 
@@ -67,12 +68,19 @@ class _Splitter(PyExprMutator):
         return relax.const(const.value, str(const.ty.dtype)) if const in self.constants else const
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        is_split = call.op == Op.get("relax.matmul") and call.args[1] in self.transposes
+        is_shared = call.op == Op.get("relax.matmul") and call.args[1] in self.transposes
         call = super().visit_call_(call)
-        if not is_split:
+        if call.op != Op.get("relax.matmul") or not isinstance(call.args[1], relax.Var):
             return call
         transpose = self.lookup_binding(call.args[1])
-        own = self.builder_.emit(R.permute_dims(transpose.args[0], transpose.attrs.axes))
+        if not _is_transpose(transpose):
+            return call
+        source, is_gram = transpose.args[0], transpose.args[0].same_as(call.args[0])
+        if is_gram and isinstance(source.ty.shape, relax.ShapeExpr):
+            source = self.builder_.emit(R.reshape(source, source.ty.shape))  # a name of its own
+        elif not is_shared:
+            return call
+        own = self.builder_.emit(R.permute_dims(source, transpose.attrs.axes))
         return R.matmul(call.args[0], own, call.attrs.out_dtype)
 
 

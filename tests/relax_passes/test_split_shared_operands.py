@@ -86,3 +86,21 @@ def test_same_numbers(rng):
     np.testing.assert_allclose(y, x @ wt, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(back, x @ wt @ w, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(z, np.exp(wt), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), ("b", 3, 4)], ids=str)
+def test_a_tensor_times_its_own_transpose(rng, shape):
+    """TVM's FuseTransposeMatmul ends in an IndexError on it."""
+    dims = [tvm.tirx.Var(d, "int64") if isinstance(d, str) else d for d in shape]
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(dims, "float32"))
+    axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(O.matmul(x, bb.emit(O.permute_dims(x, axes))))
+        bb.emit_func_output(out)
+    value = rng.standard_normal([2 if isinstance(d, str) else d for d in shape]).astype("float32")
+    ex = sits_tvm.build(bb.get(), "llvm -mcpu=native")
+    got = relax.VirtualMachine(ex, tvm.cpu())["main"](value).numpy()
+    wide = value.astype("float64")
+    np.testing.assert_allclose(got, wide @ np.swapaxes(wide, -1, -2), rtol=1e-5, atol=1e-5)
