@@ -139,18 +139,18 @@ class Twin:
 
     def _require_rules(self) -> None:
         missing = [
-            Diagnostic.error(
-                "no-reference",
-                f"the float64 reference has no rule for {_op_name(binding.value)}",
-                function=self.name,
-                binding=binding.var.name,
-                ir=str(binding),
-            )
+            _no_reference(self.name, binding)
             for binding in self.bindings
             if isinstance(binding.value, relax.Call) and _op_name(binding.value) not in RULES
         ]
         if missing:
             raise SitsError(missing)
+
+
+def _no_reference(function: str, binding: relax.Binding, why: str = "") -> Diagnostic:
+    message = f"the float64 reference has no rule for {_op_name(binding.value)}{why}"
+    where = {"function": function, "binding": binding.var.name, "ir": str(binding)}
+    return Diagnostic.error("no-reference", message, **where)
 
 
 class _Evaluation:
@@ -184,11 +184,18 @@ class _Evaluation:
         at = args if index is None else self._points(index, call, args)
         if self.watch is not None and index is not None:
             self.watch(index, at)
-        value = RULES[call.op.name](call, args, at)
+        value = self._apply_rule(binding, args, at)
         if call.op.name in QUANTIZERS and index is not None:
             self.quantized[index] = value.detach()
             self.clipped[index] = _twin_quantize.clipped(call, args, at)
         return value if self.noise is None else perturbed(value, binding.var.ty, self.noise)
+
+    def _apply_rule(self, binding: relax.Binding, args: list[Any], at: list[Any]) -> Any:
+        call = binding.value
+        try:
+            return RULES[call.op.name](call, args, at)
+        except NotImplementedError as error:  # a form of the op
+            raise SitsError([_no_reference(self.twin.name, binding, f": {error}")]) from error
 
     def _points(self, index: int, call: relax.Call, args: Sequence[Any]) -> list[Any]:
         return [

@@ -184,3 +184,16 @@ def test_shapes_are_bound_by_the_arguments():
     mod = one_function([x], lambda _: R.reshape(x, (n * 2, 2)))
     run = Twin(mod, "main").run([torch.ones(3, 4, dtype=torch.float64)])
     assert run.outputs.shape == (6, 2)
+
+
+def test_a_form_without_a_rule_is_named():
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 4, 4, 2), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            pool = bb.emit_output(R.nn.max_pool2d(x, (2, 2), layout="NHWC"), "pool")
+        bb.emit_func_output(pool)
+    twin = Twin(bb.get(), "main")
+    with pytest.raises(SitsError, match=r"nn\.max_pool2d: layout NHWC") as caught:
+        twin.run([torch.zeros(1, 4, 4, 2, dtype=torch.float64)])
+    assert caught.value.diagnostics[0].binding == "pool"
