@@ -40,11 +40,6 @@ def pack_function(
     out[name] = transform if earlier is None else compose(earlier, transform)
 
 
-def called_functions(mod: IRModule) -> set[str]:
-    """Names of the functions that others call: packed parts would change their arguments."""
-    return {op.name_hint for op in _called(mod) if isinstance(op, GlobalVar)}
-
-
 def reads_packed_weights(mod: IRModule) -> bool:
     """Whether a function has INT4 weights already."""
     return not _READERS.isdisjoint(op.name for op in _called(mod) if isinstance(op, Op))

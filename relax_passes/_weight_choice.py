@@ -15,8 +15,9 @@ from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
 from tir_schedules.packing import PackedLayout
 
+from ._inlining import called
 from ._packed_function import PackedCall
-from ._packed_module import FUNCTION_IS_CALLED, called_functions, reads_packed_weights
+from ._packed_module import FUNCTION_IS_CALLED, reads_packed_weights
 from ._weight_sites import WeightSite, find_weight_sites
 
 
@@ -46,14 +47,14 @@ class WeightChoice:
         self, mod: IRModule, functions: Sequence[str] | None = None
     ) -> dict[GlobalVar, list[WeightSite]]:
         """What to quantize in each function, or in those named; an error where there is nothing."""
-        called = called_functions(mod)
+        callees = called(mod.functions.values())
         chosen: dict[GlobalVar, list[WeightSite]] = {}
         for gvar, func in mod.functions_items():
             name = gvar.name_hint
             if not isinstance(func, relax.Function) or (functions and name not in functions):
                 continue
             sites = list(find_weight_sites(func))
-            if name in called:
+            if name in callees:
                 sites = [replace(s, reason=s.reason or FUNCTION_IS_CALLED) for s in sites]
             wanted = [site for site in sites if not self._skips(name, site)]
             if wanted:

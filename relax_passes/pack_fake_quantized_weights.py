@@ -23,8 +23,9 @@ from ._fake_quantized_sites import (
     part_prefixes,
     trained_names,
 )
+from ._inlining import called
 from ._packed_function import Packing
-from ._packed_module import FUNCTION_IS_CALLED, called_functions, pack_function
+from ._packed_module import FUNCTION_IS_CALLED, pack_function
 from ._weight_choice import note_skipped
 from .op.pack_weight import evaluate, layout_of_call, pack_weight
 
@@ -106,7 +107,7 @@ class PackFakeQuantizedWeights:
         self.lanes, self.report = lanes, report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        out, called = mod.clone(), called_functions(mod)
+        out, callees = mod.clone(), called(mod.functions.values())
         functions = {g: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
         trained = {name for func in functions.values() for name in trained_names(func)}
         found = {g: list(find_fake_quantized_sites(func)) for g, func in functions.items()}
@@ -116,7 +117,7 @@ class PackFakeQuantizedWeights:
             made: dict[object, Packing] = {}
             for site in sites:
                 prefix = prefixes.get(site.binding, "")
-                packing = self._packing(site, prefix, gvar.name_hint in called, trained)
+                packing = self._packing(site, prefix, gvar.name_hint in callees, trained)
                 if isinstance(packing, Packing):
                     key = (*site.sources, site.transposed, str(site.quantizer.attrs))
                     packings.append((site, made.setdefault(key, packing)))
