@@ -7,6 +7,7 @@ from tvm.relax import op as R
 
 ROWS, CHANNELS = 256, 8
 X = ((ROWS, CHANNELS), "float32")
+SCALE, SCALES = ((), "float32"), ((CHANNELS,), "float32")
 
 
 def const(value, dtype="float32"):
