@@ -1,16 +1,15 @@
 """FixQuantizeGradient after Gradient: wrong adjoints are made anew, right and edited ones stay."""
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import tvm
+from gradient_rules import rule
 from quantize_forms import Builder, const, one_function, op_names
 from tvm import relax
-from tvm.ir import Op, assert_structural_equal
-from tvm.ir.op import register_op_attr
+from tvm.ir import assert_structural_equal
 from tvm.relax.op._op_gradient import sum_grad
 from tvm.relax.op.grad import no_grad
 from tvm.relax.utils import copy_with_new_vars
@@ -87,20 +86,6 @@ WRONG = [
 ]
 
 
-@contextmanager
-def rule(name: str, gradient) -> Iterator[None]:
-    """Another gradient for an op of TVM."""
-    op = Op.get(f"relax.{name}")
-    saved = op.get_attr("FPrimalGradient")
-    op.reset_attr("FPrimalGradient")
-    register_op_attr(op.name, "FPrimalGradient", gradient)
-    try:
-        yield
-    finally:
-        op.reset_attr("FPrimalGradient")
-        register_op_attr(op.name, "FPrimalGradient", saved, level=20)
-
-
 def shapes_of(spell):
     return [*SHAPES, *([ZERO] if spell is with_zero_point else [])]
 
@@ -109,7 +94,7 @@ def differentiated(spell, rules, target_index=0):
     mod = one_function(spell, *shapes_of(spell))
     with ExitStack() as stack:
         for name, gradient in rules.items():
-            stack.enter_context(rule(name, gradient))
+            stack.enter_context(rule(f"relax.{name}", gradient))
         return relax.transform.Gradient("main", None, target_index)(mod)
 
 
@@ -175,7 +160,7 @@ def test_only_some_gradients_of_the_second_output(rng):
             first = bb.emit_output(relax.op.tanh(x))
             second = bb.emit_output(in_floats(Builder(bb), x, w, s))
         bb.emit_func_output(relax.Tuple([first, second]))
-    with rule("clip", identity):
+    with rule("relax.clip", identity):
         mod = relax.transform.Gradient("main", [s, w], 1)(bb.get())
     args = arguments(in_floats, rng)
     _, dw, ds = reference(in_floats, args)

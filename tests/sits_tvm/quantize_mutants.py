@@ -7,14 +7,12 @@ float zero point of shape (N, K / g), signed 4-bit codes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 from tvm import relax
 from tvm.ir import Op
-from tvm.ir.op import register_op_attr
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -106,7 +104,7 @@ class Kernel(PyExprMutator):
         return R.reshape(R.multiply(R.subtract(t.q, t.zp), t.s), (ROWS, COLUMNS))
 
 
-def _identity(t):
+def identity(t):
     t.dx = t.gy
 
 
@@ -185,7 +183,7 @@ def _unrounded_zero_point(t):
 
 RIGHT = Mutant("right rule, composed")
 MUTANTS = (
-    Mutant("identity", _identity),
+    Mutant("identity", identity),
     Mutant("mask from the clamped code", _clamped_mask),
     Mutant("ds from dx", _from_dx),
     Mutant("ds without the rounded part", _without_r),
@@ -233,19 +231,3 @@ def model(name: str):
             loss = bb.emit_output(R.mean(R.multiply(R.tanh(y), y)))
         bb.emit_func_output(loss)
     return bb.get()
-
-
-@contextmanager
-def attribute(key: str, value: Callable, op: str = NAME) -> Iterator[None]:
-    """Another attribute of an op inside the block."""
-    kept = Op.get(op).get_attr(key)
-    _put(op, key, value)
-    try:
-        yield
-    finally:
-        _put(op, key, kept)
-
-
-def _put(op: str, key: str, value: Callable) -> None:
-    Op.get(op).reset_attr(key)
-    register_op_attr(op, key, value)

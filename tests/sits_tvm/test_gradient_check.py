@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from quantize_mutants import Mutant, _identity, attribute, gradient, model
+from gradient_rules import rule
+from quantize_mutants import NAME, Mutant, gradient, identity, model
 from small_modules import one_function
 from tvm import relax
 from tvm.relax import op as O
@@ -81,8 +82,8 @@ def checked():
     return check_gradient_conservation(differentiate(Network))
 
 
-def wrong_module(rule=_identity):
-    with attribute("FPrimalGradient", gradient(Mutant("wrong", rule))):
+def wrong_module():
+    with rule(NAME, gradient(Mutant("wrong", identity))):
         return differentiate(model("main"))
 
 
@@ -126,8 +127,8 @@ def test_a_wrong_rule_is_named():
 
 def test_a_cut_path_stops_before_anything_is_compiled(monkeypatch):
     monkeypatch.setattr("sits_tvm.gradient_check.check.run_gate", None)
-    rule = lambda var, call, g, bb: [O.grad.no_grad(a) for a in call.args]  # noqa: E731
-    with attribute("FPrimalGradient", rule):
+    cut = lambda var, call, g, bb: [O.grad.no_grad(a) for a in call.args]  # noqa: E731
+    with rule(NAME, cut):
         base = model("main")
         mod = relax.transform.Gradient("main", list(base["main"].params[1:]))(base)
     result = check_gradient_conservation(mod)
@@ -152,7 +153,7 @@ def test_an_adjoint_through_an_integer_is_found():
             return loss
 
     through = lambda var, call, g, bb: [O.astype(g, str(call.args[0].ty.dtype))]  # noqa: E731
-    with attribute("FPrimalGradient", through, "relax.astype"):
+    with rule("relax.astype", through):
         mod = relax.transform.Gradient("main", list(Mod["main"].params))(Mod)
     assert [d.code for d in check_gradient_conservation(mod).diagnostics] == ["gradient-truncated"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from quantize_mutants import MUTANTS, RIGHT, Kernel, Mutant, attribute, gradient, model
+from gradient_rules import rule
+from quantize_mutants import MUTANTS, NAME, RIGHT, Kernel, Mutant, gradient, model
 from tvm import IRModule
 
 from sits_tvm import differentiate
@@ -26,7 +27,7 @@ def differentiated(mutant: Mutant) -> IRModule:
     mod = model(function_name(mutant))
     if mutant is OURS:
         return differentiate(mod, function_name(mutant))
-    with attribute("FPrimalGradient", gradient(mutant)):
+    with rule(NAME, gradient(mutant)):
         return differentiate(mod, function_name(mutant))
 
 
