@@ -46,6 +46,17 @@ class AttentionSite:
 
 
 @dataclass(frozen=True)
+class AttentionRewrite:
+    """A rule that looked for redundancy in one attention: what it proved, from what, or why not."""
+
+    function: str
+    binding: str
+    rule: str
+    changed: bool
+    reason: str
+
+
+@dataclass(frozen=True)
 class QuantizeSite:
     """Quantization in the graph: whether it has its gradient (`fixed`), or why not.
 
@@ -119,6 +130,7 @@ class Report:
     quantized: list[QuantizedWeight] = field(default_factory=list)
     skipped: list[SkippedWeight] = field(default_factory=list)
     attention: list[AttentionSite] = field(default_factory=list)
+    attention_rewrites: list[AttentionRewrite] = field(default_factory=list)
     quantize_sites: list[QuantizeSite] = field(default_factory=list)
     gradients: list[GradientSummary] = field(default_factory=list)
     passes: list[PassRun] = field(default_factory=list)
@@ -169,6 +181,7 @@ _ROWS: dict[str, type] = {
     "quantized": QuantizedWeight,
     "skipped": SkippedWeight,
     "attention": AttentionSite,
+    "attention_rewrites": AttentionRewrite,
     "quantize_sites": QuantizeSite,
     "gradients": GradientSummary,
     "passes": PassRun,

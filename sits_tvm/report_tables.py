@@ -49,6 +49,15 @@ def report_tables(report: Report) -> Iterator[Table]:
                 for a in report.attention
             ],
         )
+    if report.attention_rewrites:
+        yield (
+            f"redundancy in attention: {sum(r.changed for r in report.attention_rewrites)} rewrites",
+            ["function", "binding", "rule", "changed", "reason"],
+            [
+                [r.function, r.binding, r.rule, "yes" if r.changed else "", r.reason]
+                for r in report.attention_rewrites
+            ],
+        )
     if report.quantize_sites:
         yield (
             f"quantization: {sum(s.fixed for s in report.quantize_sites)} of "
