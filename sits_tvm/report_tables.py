@@ -51,7 +51,7 @@ def report_tables(report: Report) -> Iterator[Table]:
         )
     if report.attention_rewrites:
         yield (
-            f"redundancy in attention: {sum(r.changed for r in report.attention_rewrites)} rewrites",
+            f"redundancy in attention: {sum(r.changed for r in report.attention_rewrites)} changed",
             ["function", "binding", "rule", "changed", "reason"],
             [
                 [r.function, r.binding, r.rule, "yes" if r.changed else "", r.reason]
