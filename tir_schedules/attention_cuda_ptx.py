@@ -1,0 +1,106 @@
+"""Tensor cores of NVIDIA GPUs from sm_80 on, as PTX: copies to shared memory, fragments, products.
+
+A warp multiplies (16, 16) by (16, 8). Lane l holds of the left factor rows l // 4 and l // 4 + 8,
+of the right factor column l // 4, of the product rows l // 4 and l // 4 + 8, and in each of them
+pairs of neighbours from 2 (l % 4) on: PTX ISA, "Matrix Fragments for mma.m16n8k16".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+CHUNK = 8
+"""Elements of 2 bytes that one thread copies at once, and that one row of `ldmatrix` has."""
+
+_BYTES = 2
+_PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def allocate_shared(elements: int, dtype: str) -> tirx.Expr:
+    """The address of a new buffer. TVM, which does not follow it, adds no barriers of its own."""
+    buffer = T.alloc_buffer((elements,), dtype, scope="shared.dyn")
+    address = T.alloc_buffer((1,), "uint32", scope="local")
+    pointer = buffer.access_ptr("rw", extent=elements)
+    T.buffer_store(address, T.cuda.cvta_generic_to_shared(pointer), [0])
+    return address[0]
+
+
+def copy_chunk(
+    shared: tirx.Expr, at: tirx.Expr, source: tirx.Expr, is_there: tirx.Expr | bool
+) -> None:
+    """Start to copy 8 elements from the address `source` to `shared` + `at`; zeros if not there."""
+    size = T.Cast("uint32", T.Select(is_there, CHUNK * _BYTES, 0))
+    copy = T.ptx["cp.async.cg.shared.global"]
+    T.evaluate(copy(_address(shared, at), source, CHUNK * _BYTES, size))
+
+
+def commit_copies() -> None:
+    """Make a group of the copies started since the last one."""
+    T.evaluate(T.ptx["cp.async.commit_group"]())
+
+
+def wait_for_copies(pending: int = 0) -> None:
+    """Wait until this thread's groups are complete but the last `pending`, then for all threads."""
+    T.evaluate(T.ptx["cp.async.wait_group"](pending))
+    synchronize()
+
+
+def synchronize() -> None:
+    T.evaluate(T.tvm_storage_sync("shared"))
+
+
+def load_matrices(
+    registers: tirx.Buffer,
+    first: tirx.Expr | int,
+    shared: tirx.Expr,
+    at: tirx.Expr,
+    transposed: bool = False,
+) -> None:
+    """Four (8, 8) matrices to registers[first:first + 4]; `at` is where this lane's row starts.
+
+    Lanes 0 to 7 give the rows of the first matrix, and so on. Lane l gets elements 2 (l % 4) and
+    the next of row l // 4, `transposed` those rows of column l // 4.
+    """
+    trans = ".trans" if transposed else ""
+    load = T.ptx[f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16"]
+    T.evaluate(load(*_range(registers, first, 4), _address(shared, at)))
+
+
+def multiply_add(
+    product: tirx.Buffer,
+    first: tirx.Expr | int,
+    left: Sequence[tirx.Expr],
+    right: Sequence[tirx.Expr],
+    dtype: str,
+) -> None:
+    """product[first:first + 4] += left · right in float32. Factors have two `dtype` a register."""
+    kind = _PTX_TYPES[dtype]
+    mma = T.ptx[f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"]
+    accumulators = _range(product, first, 4)
+    T.evaluate(mma(*accumulators, *left, *right, *accumulators))
+
+
+def pack(register: tirx.Expr, lower: tirx.Expr, upper: tirx.Expr, dtype: str) -> None:
+    """Two float32 rounded to `dtype`, in one register."""
+    T.evaluate(T.ptx[f"cvt.rn.{_PTX_TYPES[dtype]}x2.f32"](register, upper, lower))
+
+
+def store_pair(address: tirx.Expr, register: tirx.Expr) -> None:
+    T.evaluate(T.ptx["st.global.b32"](address, register))
+
+
+def from_neighbour(value: tirx.Expr, distance: int) -> tirx.Expr:
+    """`value` of the lane whose number differs in the bit `distance`."""
+    mask = tirx.const(0xFFFFFFFF, "uint32")
+    return T.tvm_warp_shuffle_xor(mask, value, distance, 32, 32)
+
+
+def _address(shared: tirx.Expr, at: tirx.Expr) -> tirx.Expr:
+    return shared + T.Cast("uint32", at * _BYTES)
+
+
+def _range(buffer: tirx.Buffer, first: tirx.Expr | int, count: int) -> list[tirx.Expr]:
+    return [buffer[first + i] for i in range(count)]
