@@ -1,0 +1,242 @@
+"""Every spelling of attention becomes one `R.sits.attention`; its twin never another function.
+
+`pytest -s` prints the table: spelling, op, what became of the twin.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from attention_imports import (
+    Part,
+    Together,
+    by_from_torch,
+    by_from_torch_dynamic,
+    by_tvm,
+    run,
+    take,
+)
+from attention_meaning import Says, Spelling, band, definition, offset
+from attention_spellings import SPELLINGS, TABLES
+from tvm import IRModule, relax
+from tvm.ir import Op
+
+import relax_passes
+import sits_tvm
+from sits_tvm.report import Report
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+IMPORTS = {"from_torch": by_from_torch, "dynamic": by_from_torch_dynamic, "tvm": by_tvm}
+needs_pass = pytest.mark.skipif(
+    not hasattr(relax_passes, "CanonicalizeAttention"), reason="the pass is not there"
+)
+
+
+def first(outputs):
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    return torch.allclose(a.double(), b.double(), tolerance, tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda s: s.name)
+def test_means_what_the_table_says(spelling: Spelling):
+    """Torch against the float64 definition of the op; the twin computes something else."""
+    torch.manual_seed(0)
+    inputs = spelling.inputs(*spelling.lengths)
+    tolerance = TOLERANCE[inputs[0].dtype]
+    want = spelling.result(definition(spelling.says, *spelling.operands(*inputs)))
+    assert close(first(spelling.module()(*inputs)), want, tolerance)
+    found = first(spelling.twin_module()(*inputs))
+    assert not close(found, want, 2e-2)
+    if spelling.twin.says is not None:
+        operands = (spelling.twin.operands or spelling.operands)(*inputs)
+        assert close(found, spelling.result(definition(spelling.twin.says, *operands)), tolerance)
+
+
+def test_names_are_unique():
+    assert len({s.name for s in SPELLINGS}) == len(SPELLINGS)
+
+
+def test_count():
+    """The 30 of Inductor's table and at least 25 of ours; a twin of each that is refused or not."""
+    assert len([s for s in SPELLINGS if s.name[:2].isdigit()]) == 30
+    assert len(SPELLINGS) >= 55
+    assert all(s.twin.reason or s.twin.says for s in SPELLINGS)
+
+
+# Recognition
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the pass made of one module: attention ops, and reasons of what it refused."""
+
+    calls: list[relax.Call]
+    reasons: list[str]
+
+
+@functools.cache
+def imported(table: str, how: str) -> tuple[Together, IRModule]:
+    """With twins; dynamic dimensions without, as twins hold constants of one shape."""
+    is_dynamic = how == "dynamic"
+    rows = [s for s in TABLES[table] if s.dynamic or not is_dynamic]
+    together = Together(rows, twins=not is_dynamic)
+    return together, IMPORTS[how](together)
+
+
+def outcome(mod: IRModule) -> Outcome:
+    report = Report()
+    after = relax_passes.CanonicalizeAttention(report)(mod)
+    assert relax.analysis.check_well_formed(after)
+    calls: list[relax.Call] = []
+    relax.analysis.post_order_visit(after["main"], lambda e: calls.append(e) if _is_op(e) else None)
+    return Outcome(calls, [site.reason for site in report.attention if not site.recognised])
+
+
+def _is_op(expr: relax.Expr) -> bool:
+    return isinstance(expr, relax.Call) and expr.op == Op.get("relax.sits.attention")
+
+
+def problems(says: Says, found: Outcome) -> list[str]:
+    """Where the one op differs from what it must say."""
+    if len(found.calls) != 1:
+        return [f"{len(found.calls)} attention ops; {'; '.join(found.reasons) or 'no reason'}"]
+    (call,) = found.calls
+    q, k = (list(x.ty.shape) for x in call.args[:2])
+    attrs = call.attrs
+    rows = {
+        "scale": (abs(attrs["scale"] - says.scale) <= 1e-5 * says.scale, attrs["scale"]),
+        "causal": _offset_row(says, attrs["causal"], q[2], k[2]),
+        "window": (attrs["window"] == says.window, attrs["window"]),
+        "softcap": (abs(attrs["softcap"] - says.softcap) < 1e-5, attrs["softcap"]),
+        "empty_row": _empty_row(says, attrs["empty_row"], q[2], k[2]),
+        "softmax_dtype": (attrs["softmax_dtype"] == says.softmax_dtype, attrs["softmax_dtype"]),
+        "bias": _bias_row(says, call),
+        "heads": (says.heads in (None, (int(q[1]), int(k[1]))), (int(q[1]), int(k[1]))),
+    }
+    return [
+        f"{name}: {found}, not {getattr(says, name)}"
+        for name, (ok, found) in rows.items()
+        if not ok
+    ]
+
+
+def _offset_row(says, causal, num_queries, num_keys):
+    """Offsets are equal as numbers where the lengths are known."""
+    try:
+        lengths = int(num_queries), int(num_keys)
+    except TypeError:
+        return causal == says.causal, causal
+    return offset(causal, *lengths) == offset(says.causal, *lengths), causal
+
+
+def _empty_row(says, empty_row, num_queries, num_keys):
+    """Where the band alone decides, and leaves every row a key, any word is right."""
+    if says.empty_row in (None, empty_row):
+        return True, empty_row
+    try:
+        lengths = int(num_queries), int(num_keys)
+    except TypeError:
+        return False, empty_row
+    return says.bias is None and bool(band(says, *lengths).any(-1).all()), empty_row
+
+
+def _bias_row(says, call):
+    kind = None if len(call.args) == 3 else str(call.args[3].ty.dtype)
+    kind = "float" if kind and kind != "bool" else kind
+    return (kind in says.bias.split("|") if says.bias else kind is None), kind
+
+
+def verdict(part: Part, mod: IRModule) -> str:
+    """ "" if the spelling or twin is as the table says, else what is wrong."""
+    found, spelling = outcome(mod), part.spelling
+    if not part.is_twin:
+        return "; ".join(problems(spelling.says, found))
+    twin = spelling.twin
+    if found.calls:
+        return "; ".join(problems(twin.says, found)) if twin.says else "recognised"
+    if any(reason.startswith(twin.reason) for reason in found.reasons) and twin.reason:
+        return ""
+    return f"refused: {'; '.join(found.reasons) or 'no reason'}, not {twin.reason or twin.says}"
+
+
+@needs_pass
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(
+    "how", ["from_torch", "tvm", pytest.param("dynamic", marks=pytest.mark.slow)]
+)
+def test_recognised_and_twins_not(table: str, how: str):
+    together, mod = imported(table, how)
+    wrong = {}
+    for part in together.parts:
+        text = verdict(part, take(mod, part))
+        if text:
+            wrong[f"{part.spelling.name}{', twin' * part.is_twin}"] = text
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+
+
+# Numbers
+
+
+@needs_pass
+@pytest.mark.parametrize(
+    "table",
+    [
+        t if t in ("plain", "causal", "grouped") else pytest.param(t, marks=pytest.mark.slow)
+        for t in TABLES
+    ],
+)
+@pytest.mark.parametrize("how", ["from_torch", pytest.param("dynamic", marks=pytest.mark.slow)])
+def test_same_numbers(table: str, how: str):
+    """Spellings and twins, through the pass and the kernels, against torch."""
+    together, mod = imported(table, how)
+    after = relax_passes.CanonicalizeAttention()(mod)
+    executable = sits_tvm.build(after, "llvm")
+    for lengths in [(6, 7), (9, 11)] if how == "dynamic" else [None]:
+        inputs = together.inputs(lengths)
+        assert not differences(together, run(executable, inputs), inputs)
+
+
+def differences(together: Together, found: list, inputs: tuple) -> dict[str, float]:
+    """Outputs outside of the tolerance of their dtype, by spelling."""
+    wrong = {}
+    for part in together.parts:
+        want = part.module(*inputs[part.inputs])
+        want = want if isinstance(want, tuple) else (want,)
+        for a, b in zip(found[part.outputs], want, strict=True):
+            if not close(a, b, TOLERANCE[b.dtype]):
+                error = float((a.double() - b.double()).abs().nan_to_num(INFINITE).max())
+                wrong[f"{part.spelling.name}{', twin' * part.is_twin}"] = error
+    return wrong
+
+
+INFINITE = 1e9
+
+
+@needs_pass
+def test_prints_the_table():
+    rows = []
+    for table in TABLES:
+        together, mod = imported(table, "from_torch")
+        outcomes = [outcome(take(mod, part)) for part in together.parts]
+        for part, found in zip(together.parts, outcomes, strict=True):
+            rows.append((part, found))
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    lines = [f"{a.spelling.name:42} {_shown(x):40} {_shown(y)}" for (a, x), (_, y) in pairs]
+    print("", f"{'spelling':42} {'op':40} twin", *lines, sep="\n")
+    assert len(lines) == len(SPELLINGS)
+
+
+def _shown(found: Outcome) -> str:
+    if not found.calls:
+        return "; ".join(found.reasons) or "nothing like attention"
+    attrs = found.calls[0].attrs
+    usual = {"causal": None, "window": 0, "softcap": 0.0, "softmax_dtype": "float32"}
+    said = [f"{n}={attrs[n]}" for n, value in usual.items() if attrs[n] != value]
+    bias = [f"{x.ty.dtype} bias" for x in found.calls[0].args[3:]]
+    return " ".join([f"scale={attrs['scale']:.4g}", *said, *bias])
