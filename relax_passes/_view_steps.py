@@ -1,0 +1,341 @@
+"""One step back through an op that only moves elements: which element of its argument it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import relax, tirx
+
+from relax_passes._index_domain import Domain, Index, integer, is_integer
+
+Lookup = Callable[[relax.Var], relax.Expr | None]  # what a variable is bound to
+Element = tuple[relax.Expr, list[Index]]  # a tensor and the place in it
+# The integer at a place of an index tensor, None where it is not known.
+ValueOf = Callable[[relax.Expr, Sequence[Index]], Index | None]
+
+
+def shape_of(expr: relax.Expr) -> list[Index] | None:
+    """The dimensions of a tensor, None where they are not known."""
+    shape = getattr(expr.ty, "shape", None)
+    return list(shape) if isinstance(shape, relax.ShapeExpr) else None
+
+
+def resolve(expr: relax.Expr, lookup: Lookup) -> relax.Expr:
+    """What computes `expr`: bindings followed, tuples opened."""
+    while True:
+        if isinstance(expr, relax.TupleGetItem):
+            fields = resolve(expr.tuple_value, lookup)
+            if not isinstance(fields, relax.Tuple):
+                return expr
+            expr = fields.fields[expr.index]
+        elif isinstance(expr, relax.Var):
+            bound = lookup(expr)
+            if bound is None:
+                return expr
+            expr = bound
+        else:
+            return expr
+
+
+def broadcast(
+    source: relax.Expr, indices: Sequence[Index], shape: Sequence[Index], domain: Domain
+) -> list[Index] | None:
+    """Where a tensor is read that is broadcast to `shape`; None where that is not proved."""
+    dims = shape_of(source)
+    if dims is None or len(dims) > len(shape):
+        return None
+    domain.note_shape(dims)
+    skipped, result = len(shape) - len(dims), []
+    for dim, index, full in zip(dims, indices[skipped:], shape[skipped:], strict=True):
+        if is_integer(dim, 1):
+            result.append(integer(0))
+        elif domain.is_equal(dim, full):
+            result.append(index)
+        else:
+            return None
+    return result
+
+
+class ViewSteps:
+    """One step back; `value_of` gives index tensors their values."""
+
+    def __init__(self, lookup: Lookup, domain: Domain, value_of: ValueOf) -> None:
+        self.lookup, self.domain, self.value_of = lookup, domain, value_of
+
+    def step(self, expr: relax.Expr, indices: Sequence[Index]) -> Element | None:
+        """The element that `expr` (what a variable is bound to) copies; None if it is no view."""
+        if isinstance(expr, relax.TupleGetItem):
+            return self._split(expr, list(indices))
+        name = getattr(getattr(expr, "op", None), "name", "")
+        read = _READS.get(name)
+        if read is None or expr.ty.ndim < 0:
+            return None
+        if shape_of(expr) is not None:
+            self.domain.note_shape(expr.ty.shape)
+        return read(self, expr, list(indices))
+
+    def reshape(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        source, target = call.args[0], shape_of(call)
+        dims = shape_of(source)
+        if target is None or dims is None:
+            return None
+        self.domain.note_shape(dims)
+        return source, regroup(indices, target, dims, self.domain)
+
+    def permute_dims(self, call: relax.Call, indices: list[Index]) -> Element:
+        rank = len(indices)
+        axes = call.attrs.axes
+        order = list(reversed(range(rank))) if axes is None else [int(a) % rank for a in axes]
+        return call.args[0], [indices[order.index(axis)] for axis in range(rank)]
+
+    def expand_dims(self, call: relax.Call, indices: list[Index]) -> Element:
+        new = {int(axis) % len(indices) for axis in call.attrs.axis}
+        return call.args[0], [index for axis, index in enumerate(indices) if axis not in new]
+
+    def squeeze(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        source, axes = call.args[0], call.attrs.axis
+        rank, dims = source.ty.ndim, shape_of(source)
+        if axes is None and dims is None:
+            return None
+        if axes is None:
+            gone = {axis for axis, dim in enumerate(dims) if is_integer(dim, 1)}
+        else:
+            gone = {int(axis) % rank for axis in axes}
+        if rank - len(gone) != len(indices):
+            return None
+        kept = iter(indices)
+        return source, [integer(0) if axis in gone else next(kept) for axis in range(rank)]
+
+    def broadcast_to(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        shape = shape_of(call)
+        places = shape and broadcast(call.args[0], indices, shape, self.domain)
+        return None if places is None else (call.args[0], places)
+
+    def repeat(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        source, axis = call.args[0], call.attrs.axis
+        times = integer(int(call.attrs.repeats))
+        if axis is not None:
+            at = int(axis) % len(indices)
+            indices[at] = self.domain.divide(indices[at], times)[0]
+            return source, indices
+        dims = shape_of(source)
+        if dims is None:
+            return None
+        flat = self.domain.divide(indices[0], times)[0]
+        return source, unravel(flat, dims, self.domain)
+
+    def tile(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        dims = shape_of(call.args[0])
+        if dims is None:
+            return None
+        last = indices[len(indices) - len(dims) :]
+        pairs = zip(last, dims, strict=True)
+        return call.args[0], [self.domain.divide(index, dim)[1] for index, dim in pairs]
+
+    def flip(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        dims = shape_of(call)
+        if dims is None:
+            return None
+        axis = int(call.attrs.axis) % len(indices)
+        indices[axis] = self.domain.simplify(dims[axis] - 1 - indices[axis])
+        return call.args[0], indices
+
+    def strided_slice(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        source, axes, begins = call.args[0], call.args[1], call.args[2]
+        dims = shape_of(source)
+        if dims is None or not all(isinstance(x, relax.Tuple) for x in call.args[1:]):
+            return None
+        self.domain.note_shape(dims)
+        steps = call.args[4].fields if len(call.args) > 4 else [integer(1)] * len(axes.fields)
+        for axis, begin, step in zip(axes.fields, begins.fields, steps, strict=True):
+            at = int(axis) % len(dims)
+            first = self._first(dims[at], begin, step, bool(call.attrs.assume_inbound))
+            if first is None:
+                return None
+            indices[at] = self.domain.simplify(first + indices[at] * step)
+        return source, indices
+
+    def _first(self, dim: Index, begin: Index, step: Index, is_inbound: bool) -> Index | None:
+        """Where a slice begins, after the wrapping and clamping of out-of-range bounds."""
+        if not is_integer(step) or int(step) == 0:
+            return None
+        natural = self.domain.is_natural
+        if is_inbound:
+            return begin if natural(begin) or not is_integer(begin) else None
+        if is_integer(begin) and int(begin) < 0:
+            begin = begin + dim
+        if not is_integer(begin) and not natural(begin):
+            return None
+        if int(step) > 0:
+            return begin  # a begin behind the end leaves nothing to read
+        if natural(dim - 1 - begin):
+            return begin
+        return dim - 1 if _is_endless(begin) or natural(begin - dim) else None
+
+    def _split(self, item: relax.TupleGetItem, indices: list[Index]) -> Element | None:
+        call = resolve(item.tuple_value, self.lookup)
+        if getattr(getattr(call, "op", None), "name", "") != "relax.split":
+            return None
+        source, dims = call.args[0], shape_of(call.args[0])
+        axis = int(call.attrs.axis) % len(indices)
+        begin = _split_begin(call, item.index, dims and dims[axis])
+        if begin is None:
+            return None
+        indices[axis] = self.domain.simplify(indices[axis] + begin)
+        return source, indices
+
+    def concat(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        """Where the place is proved to lie in one of the parts."""
+        parts = resolve(call.args[0], self.lookup)
+        axis = int(call.attrs.axis or 0) % len(indices)
+        if not isinstance(parts, relax.Tuple):
+            return None
+        for part in parts.fields:
+            dims = shape_of(part)
+            if dims is None:
+                return None
+            self.domain.note_shape(dims)
+            behind = indices[axis] - dims[axis]
+            if self.domain.is_natural(-behind - 1):
+                return part, indices
+            if not self.domain.is_natural(behind):
+                return None
+            indices[axis] = self.domain.simplify(behind)
+        return None
+
+    def take(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        source, places = call.args
+        if not isinstance(places.ty, relax.TensorType) or source.ty.ndim < 1:
+            return None
+        axis, rank = call.attrs.axis, places.ty.ndim
+        if rank < 0 or (axis is None and source.ty.ndim != 1):
+            return None
+        at = int(axis or 0) % source.ty.ndim
+        value = self._place(places, indices[at : at + rank], source, at)
+        if value is None:
+            return None
+        return source, [*indices[:at], value, *indices[at + rank :]]
+
+    def gather_elements(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        source, places = call.args
+        axis = int(call.attrs.axis) % len(indices)
+        value = self._place(places, indices, source, axis)
+        if value is None:
+            return None
+        return source, [*indices[:axis], value, *indices[axis + 1 :]]
+
+    def index_tensor(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        """x[t0, t1, …]: the tensors are broadcast together and take the place of as many axes."""
+        source, tensors = call.args[0], resolve(call.args[1], self.lookup)
+        shape = shape_of(call)
+        if shape is None or not isinstance(tensors, relax.Tuple):
+            return None
+        rank = len(shape) - (source.ty.ndim - len(tensors.fields))
+        found: list[Index] = []
+        for axis, places in enumerate(tensors.fields):
+            at = broadcast(places, indices[:rank], shape[:rank], self.domain)
+            value = None if at is None else self._place(places, at, source, axis)
+            if value is None:
+                return None
+            found.append(value)
+        return source, [*found, *indices[rank:]]
+
+    def _place(
+        self, places: relax.Expr, at: Sequence[Index], source: relax.Expr, axis: int
+    ) -> Index | None:
+        """The value of an index tensor, None unless it is proved to lie inside `axis`."""
+        dims, value = shape_of(source), self.value_of(places, at)
+        if dims is None or value is None:
+            return None
+        self.domain.note_shape(dims)
+        natural = self.domain.is_natural
+        return value if natural(value) and natural(dims[axis] - 1 - value) else None
+
+
+_READS = {
+    f"relax.{name}": getattr(ViewSteps, name)
+    for name in (
+        "broadcast_to",
+        "concat",
+        "expand_dims",
+        "flip",
+        "gather_elements",
+        "index_tensor",
+        "permute_dims",
+        "repeat",
+        "reshape",
+        "squeeze",
+        "strided_slice",
+        "take",
+        "tile",
+    )
+} | {"relax.flatten": ViewSteps.reshape}
+
+
+def _is_endless(bound: Index) -> bool:
+    """A constant that stands for "to the end", as INT64_MAX does."""
+    return is_integer(bound) and int(bound) >= 1 << 40
+
+
+def _split_begin(call: relax.Call, field: int, dim: Index | None) -> Index | None:
+    """Where a field of `R.split` begins on the axis."""
+    parts = call.attrs.indices_or_sections
+    if isinstance(parts, tirx.IntImm | int):
+        if dim is None or not is_integer(dim):
+            return None
+        return integer(-(-int(dim) // int(parts)) * field)
+    return integer(0) if field == 0 else integer(int(parts[field - 1]))
+
+
+def regroup(
+    indices: Sequence[Index], shape: Sequence[Index], dims: Sequence[Index], domain: Domain
+) -> list[Index]:
+    """The place in a row-major tensor of `dims` that is place `indices` of its reshape to `shape`.
+
+    Dimensions are matched in the smallest groups of equal size, so that no product is divided
+    that need not be.
+    """
+    result: list[Index] = []
+    i = j = 0
+    while i < len(shape) or j < len(dims):
+        a, b = _group(shape[i:], dims[j:], domain)
+        if a == b == 1:
+            result.append(indices[i])
+        else:
+            flat = _ravel(indices[i : i + a], shape[i : i + a], domain)
+            result += unravel(flat, dims[j : j + b], domain)
+        i, j = i + a, j + b
+    return result
+
+
+def _group(shape: Sequence[Index], dims: Sequence[Index], domain: Domain) -> tuple[int, int]:
+    """How many leading dimensions of each have the same product; all of them if none fewer."""
+    for total in range(1, len(shape) + len(dims)):
+        for a in range(max(1, total + 1 - len(dims)), min(total, len(shape)) + 1):
+            b = total + 1 - a
+            if domain.is_equal(_product(shape[:a]), _product(dims[:b])):
+                return a, b
+    return len(shape), len(dims)
+
+
+def _product(dims: Sequence[Index]) -> Index:
+    result: Index = integer(1)
+    for dim in dims:
+        result = result * dim
+    return result
+
+
+def _ravel(indices: Sequence[Index], shape: Sequence[Index], domain: Domain) -> Index:
+    flat: Index = integer(0)
+    for index, dim in zip(indices, shape, strict=True):
+        flat = flat * dim + index
+    return domain.simplify(flat)
+
+
+def unravel(flat: Index, dims: Sequence[Index], domain: Domain) -> list[Index]:
+    """The indices of element `flat` of a row-major tensor of `dims`."""
+    result: list[Index] = []
+    for dim in reversed(dims[1:]):
+        flat, index = domain.divide(flat, dim)
+        result.append(index)
+    return [*([flat] if dims else []), *reversed(result)]
