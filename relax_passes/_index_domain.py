@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import tvm
 from tvm import tirx
@@ -17,7 +18,7 @@ from tvm_ffi import StructuralKey
 
 from relax_passes._polynomials import Polynomial
 
-Index = tvm.ir.Expr  # an integer or bool PrimExpr
+Index: TypeAlias = tvm.ir.Expr  # an integer or bool PrimExpr
 ONE = Polynomial.constant(1)
 
 

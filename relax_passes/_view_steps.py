@@ -95,12 +95,12 @@ class ViewSteps:
     def squeeze(self, call: relax.Call, indices: list[Index]) -> Element | None:
         source, axes = call.args[0], call.attrs.axis
         rank, dims = source.ty.ndim, shape_of(source)
-        if axes is None and dims is None:
-            return None
-        if axes is None:
+        if axes is not None:
+            gone = {int(axis) % rank for axis in axes}
+        elif dims is not None:
             gone = {axis for axis, dim in enumerate(dims) if is_integer(dim, 1)}
         else:
-            gone = {int(axis) % rank for axis in axes}
+            return None
         if rank - len(gone) != len(indices):
             return None
         kept = iter(indices)
