@@ -1,0 +1,48 @@
+"""Where attention may be: softmax, however it is spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tvm import relax
+
+from relax_passes._attention_elements import Element, Points, broadcast_element
+from relax_passes._attention_graph import Graph, NearMiss
+from relax_passes._attention_plan import Softmax
+from relax_passes._attention_weights import reaches_product
+
+
+def softmaxes(graph: Graph) -> Iterator[Softmax]:
+    """Every softmax whose weights reach a product."""
+    for binding in graph.bindings:
+        found = _softmax(graph, binding.var)
+        if found is not None and reaches_product(graph, binding.var):
+            yield found
+
+
+def _softmax(graph: Graph, var: relax.Var) -> Softmax | None:
+    name, call = graph.call(var)
+    if name == "nn.softmax":
+        return Softmax(var, call.args[0], int(call.attrs.axis) % var.ty.ndim)
+    if name == "exp":
+        inner, log = graph.call(call.args[0])
+        if inner == "nn.log_softmax":
+            return Softmax(var, log.args[0], int(log.attrs.axis) % var.ty.ndim)
+    return _decomposed(graph, var, call) if name == "divide" else None
+
+
+def _decomposed(graph: Graph, var: relax.Var, divide: relax.Call) -> Softmax | None:
+    """exp(x) / sum(exp(x)); the maximum is subtracted from x, or not."""
+    top, bottom = divide.args
+    name, exp = graph.call(top)
+    if name != "exp":
+        return None
+    try:
+        points = Points(graph)
+        whole = Element(top, points.axes_of(top, "x"))
+        below = broadcast_element(bottom, whole)
+        axes = (n for n, x in enumerate(whole.indices) if points.reduces("sum", below, whole, x))
+        axis = next(axes, None)
+    except NearMiss:
+        return None
+    return None if axis is None else Softmax(var, exp.args[0], axis)
