@@ -174,7 +174,7 @@ def _store(block: Block, softmax: Softmax, results: tirx.Buffer) -> None:
         head, query = block.head_and_query(block.row(half))
         with T.unroll(spec.value_dim // 8) as n:
             at = n * 4 + half * 2
-            pair = [softmax.normalized(results[at + e], half) for e in range(2)]
-            pack(packed[0], *pair, spec.dtype)
+            left, right = (softmax.normalized(results[at + e], half) for e in range(2))
+            pack(packed[0], left, right, spec.dtype)
             column = T.Cast("int64", n * 8 + block.lane % 4 * 2)
             store_pair(T.address_of(spec.out[block.batch, head, query, column]), packed[0])
