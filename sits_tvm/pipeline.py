@@ -26,7 +26,8 @@ import tir_schedules
 from ._pass_context import with_instruments
 from .config import Config
 from .diagnostics import Diagnostic, SitsError, collect, raise_errors
-from .gradient_check.gate import Run, on_host, report_gate
+from .gradient_check.gate import report_gate
+from .host_run import Run, on_host
 from .quick_parsing import load_tensor_intrinsics
 from .report import Kernel, PassRun, Report
 from .target import parse_target

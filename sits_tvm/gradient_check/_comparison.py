@@ -11,6 +11,7 @@ from tvm import relax
 
 from relax_passes._adjoint import SUFFIX, Adjoint, bindings_of
 from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.host_run import Run
 
 from ._instrument import OUTPUT, Instrumented, scale_dtype
 from ._torch_values import to_torch
@@ -20,7 +21,6 @@ from .result import GradientRow
 from .twin import Twin, TwinRun
 from .vectors import Vector
 
-Run = Callable[[str, Sequence[Any]], Any]
 _NOISE_DRAWS = 4
 
 

@@ -14,12 +14,11 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._adjoint import SUFFIX
+from sits_tvm.host_run import Compile, Run
 from sits_tvm.training.differentiate import differentiate
 
-from ._comparison import Run
 from ._instrument import instrument, scale_dtype
 from ._torch_values import to_torch
-from .gate import Compile
 from .measures import measure
 from .parameters import roles_of
 from .result import FidelityRow

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import tvm
-import tvm_ffi
-from tvm import IRModule, relax
+from tvm import IRModule
 
 from relax_passes._adjoint import SUFFIX
 from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.host_run import Compile
 from sits_tvm.report import Report
 
-from ._comparison import Comparison, Run
+from ._comparison import Comparison
 from ._instrument import Instrumented, instrument
 from .decisions import undecided
 from .result import GradientRow, summarize
 from .twin import Twin
 from .vectors import draw_vectors
 
-Compile = Callable[[IRModule], Run]
 SEEDS = (0, 1, 2)
 LOSS_SCALES = (0.1, 1.0, 10.0)
 
@@ -110,30 +107,3 @@ def _failure(tested: Instrumented, group: Sequence[GradientRow]) -> Diagnostic:
         help="FixQuantizeGradient or sits_tvm.differentiate() make right gradients; if the rule is "
         "yours, compare it with the derivative of its op",
     )
-
-
-class CompileOnce:
-    """Compiles equal modules once, with `compile_`."""
-
-    def __init__(self, compile_: Compile) -> None:
-        self.compile, self.runs = compile_, dict[int, Run]()
-
-    def __call__(self, mod: IRModule) -> Run:
-        key = tvm_ffi.structural_hash(mod)
-        if key not in self.runs:
-            self.runs[key] = self.compile(mod)
-        return self.runs[key]
-
-
-def on_host(mod: IRModule, build: Callable[[IRModule], Any]) -> Run:
-    """What `build` makes of a module, run on the CPU with NumPy arrays."""
-    vm = relax.VirtualMachine(build(mod), tvm.cpu())
-
-    def run(name: str, args: Sequence[np.ndarray]) -> Any:
-        return _arrays(vm[name](*[tvm.runtime.tensor(np.array(arg, order="C")) for arg in args]))
-
-    return run
-
-
-def _arrays(value: Any) -> Any:
-    return value.numpy() if hasattr(value, "numpy") else [_arrays(part) for part in value]

@@ -28,8 +28,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_passes.op import fake_quantize
 from sits_tvm import differentiate, from_torch
 from sits_tvm.gradient_check.fidelity import fidelity_rows
-from sits_tvm.gradient_check.gate import CompileOnce, run_gate
+from sits_tvm.gradient_check.gate import run_gate
 from sits_tvm.gradient_check.result import FidelityRow
+from sits_tvm.host_run import CompileOnce
 from sits_tvm.pipeline import run_on_host
 from sits_tvm.report_tables import render_table
 
