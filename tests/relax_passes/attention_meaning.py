@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 INF = float("inf")
+NOTHING = "nothing"  # a reason: no softmax to report on
 ROOT = 8**0.5  # √D of most spellings: B = 2, H = 4, D = 8
 
 
@@ -18,7 +19,8 @@ class Says:
     """The attributes of the op, derived by hand.
 
     empty_row None: no row is empty, every word is right. bias None: no bias; else the dtypes that
-    are right, "bool", "float" or "bool|float". heads (H, G); None: several are right.
+    are right, "bool", "float" or "bool|float". softmax_dtype: this or wider. heads (H, G); None:
+    several are right.
     """
 
     scale: float
@@ -35,7 +37,7 @@ class Says:
 class Twin:
     """The spelling with `changes` to its knobs: refused with `reason`, or the attention `says`.
 
-    Where both are given, either is right.
+    A reason is the start of the one in the report. Where both are given, either is right.
     """
 
     changes: dict[str, Any]
@@ -111,10 +113,8 @@ def definition(says: Says, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None 
 
 def band(says: Says, num_queries: int, num_keys: int) -> Tensor:
     """(Sq, Sk) bool: what `causal` and `window` leave visible."""
-    position = torch.arange(num_queries)[:, None] + (
-        offset(says.causal, num_queries, num_keys) or 0
-    )
-    key = torch.arange(num_keys)
+    first = offset(says.causal, num_queries, num_keys) or 0
+    position, key = torch.arange(num_queries)[:, None] + first, torch.arange(num_keys)
     visible = torch.ones(num_queries, num_keys, dtype=torch.bool)
     if says.causal is not None:
         visible &= key <= position

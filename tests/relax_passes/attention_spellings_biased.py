@@ -79,7 +79,7 @@ BIASED = (
         t5,
         _SQUARE_BIAS,
         _LEARNT,
-        Twin({"change": "behind"}, "weights-step"),
+        Twin({"change": "behind"}, "weights-changed"),
         heads_first,
     ),
     Spelling(
@@ -117,7 +117,7 @@ BIASED = (
         t5,
         _HALF_BIAS,
         _LEARNT,
-        Twin({"change": "sigmoid"}, "score-step"),
+        Twin({"change": "sigmoid"}, "no-product"),
         heads_first,
     ),
     Spelling(
@@ -125,7 +125,7 @@ BIASED = (
         t5,
         _HALF_BIAS,
         _LEARNT,
-        Twin({"change": "square"}, "weights-step"),
+        Twin({"change": "square"}, "weights-changed"),
         heads_first,
         knobs={"caches": True},
     ),
@@ -155,7 +155,7 @@ BIASED = (
         split_scale,
         with_mask(bhsd, lambda s, t: additive(2, 1, s, t, empty=True)),
         Says(0.36, empty_row="zero", bias="float"),
-        Twin({"guard": torch.any}, "weights-step"),
+        Twin({"guard": torch.any}, "weights-changed"),
         knobs={"guard": torch.all},
     ),
 )

@@ -124,8 +124,7 @@ CAUSAL = (
         Twin(
             {"ahead": True},
             "",
-            Says(1 / ROOT, bias="bool"),
-            _with(lambda i, j: (j >= i) & (j < i + 3)),
+            Says(1 / ROOT, causal=2, window=3),
         ),
     ),
     Spelling(
@@ -148,6 +147,6 @@ CAUSAL = (
         lowest_or,
         square(bhsd),
         _CAUSAL,
-        Twin({"fill": -1.0}, "mask"),
+        Twin({"fill": -1.0}, "fill-not-lowest"),
     ),
 )

@@ -202,18 +202,18 @@ GROUPED = (
         cross,
         lambda s, t: (normal(2, s, 32), normal(32, 32) / 6, *bhsd(s, t)[1:]),
         _ROOT,
-        Twin({"last": -1}, "weights-step"),
+        Twin({"last": -1}, "weights-changed"),
         lambda x, w, k, v: ((x @ w).view(*x.shape[:2], 4, 8).transpose(1, 2), k, v),
     ),
     Spelling(
-        "weights returned", with_weights, bhsd, _ROOT, Twin({"threshold": 0.2}, "weights-step")
+        "weights returned", with_weights, bhsd, _ROOT, Twin({"threshold": 0.2}, "weights-changed")
     ),
     Spelling(
         "heads not mixed",
         talking,
         lambda s, t: (*bhsd(s, t), normal(4, 4)),
         _ROOT,
-        Twin({"mixed": True}, "weights-step"),
+        Twin({"mixed": True}, "softmax-axis"),
         lambda q, k, v, _: (q, k, v),
     ),
 )

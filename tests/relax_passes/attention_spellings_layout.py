@@ -71,7 +71,7 @@ LAYOUT = (
         einsum_bqhd,
         bshd,
         _ROOT,
-        Twin({"out": "bhkq,bkhd->bqhd"}, "layout"),
+        Twin({"out": "bhkq,bkhd->bqhd"}, "softmax-axis"),
         heads_first,
         lambda out: out.transpose(1, 2),
         lengths=(6, 6),
@@ -83,7 +83,7 @@ LAYOUT = (
         _ROOT,
         Twin(
             {"scores": "bhqd,bhke->bhqk"},
-            "not-a-product",
+            "scores-multiplied",
             _ROOT,
             lambda q, k, v: (q.sum(-1, keepdim=True), k.sum(-1, keepdim=True), v),
         ),
@@ -100,7 +100,7 @@ LAYOUT = (
         transposed_scores,
         square(bhsd),
         _ROOT,
-        Twin({"back": False}, "layout"),
+        Twin({"back": False}, "softmax-axis"),
     ),
     Spelling(
         "heads folded into the batch",

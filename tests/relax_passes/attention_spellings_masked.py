@@ -97,13 +97,15 @@ def _both(mask):
 
 
 MASKED = (
-    Spelling("05 / √D + mask", biased, _BAND, _BIASED, Twin({"form": "multiply"}, "score-step")),
+    Spelling(
+        "05 / √D + mask", biased, _BAND, _BIASED, Twin({"form": "multiply"}, "scores-multiplied")
+    ),
     Spelling(
         "06 / √D + mask, dropout",
         biased,
         with_mask(bhsd, lambda s, t: normal(1, 1, s, t)),
         _BIASED,
-        Twin({"form": "last"}, "score-step", _BIASED, lambda q, k, v, m: (q, k, v, m / ROOT)),
+        Twin({"form": "last"}, "scale-after-mask", _BIASED, lambda q, k, v, m: (q, k, v, m / ROOT)),
         knobs={"dropout": 0.5},
     ),
     Spelling(
@@ -125,7 +127,7 @@ MASKED = (
         distilbert,
         _PADDED,
         Says(1 / ROOT, empty_row="nan", bias="bool"),
-        Twin({"fill": -10.0}, "mask"),
+        Twin({"fill": -10.0}, "fill-not-lowest"),
         _shown(1, *_KEYS),
     ),
     Spelling(
@@ -168,7 +170,7 @@ MASKED = (
         gpt2,
         square(with_mask(bshd, left_padding)),
         _BIASED,
-        Twin({"fill": 0.0}, "mask"),
+        Twin({"fill": 0.0}, "fill-not-lowest"),
         lambda *x: (*heads_first(*x[:3]), _both(x[3])),
         knobs={"caches": False},
     ),

@@ -99,7 +99,7 @@ MASKS = (
             lambda q, k, v, m: (q, k, v, (1 - m.float()) * -2),
         ),
     ),
-    Spelling("where, -inf", selected, masked, _BOOL, Twin({"fill": 0.0}, "mask")),
+    Spelling("where, -inf", selected, masked, _BOOL, Twin({"fill": 0.0}, "fill-not-lowest")),
     Spelling(
         "masked_fill, -inf",
         filled,
@@ -117,7 +117,7 @@ MASKS = (
         two_masks,
         lambda s, t: (*masked(s, t), additive(1, 4, 1, t, fill=-1.0)),
         Says(1 / ROOT, empty_row="nan", bias="float"),
-        Twin({"join": torch.mul}, "score-step"),
+        Twin({"join": torch.mul}, "scores-multiplied"),
         lambda q, k, v, m, b: (q, k, v, torch.where(m, b, -INF)),
     ),
     Spelling(
@@ -151,7 +151,7 @@ MASKS = (
         sunk,
         lambda s, t: (*bhsd(s, t), additive(1, 1, s, t, empty=False), torch.randn(4)),
         Says(1 / ROOT, bias="float"),
-        Twin({"with_sink": True}, "score-step"),
+        Twin({"with_sink": True}, "weights-changed"),
         lambda q, k, v, m, _: (q, k, v, m),
     ),
     Spelling(

@@ -136,7 +136,7 @@ SCORES = (
         scaled,
         bhsd,
         Says(0.5 * 0.4 * 3),
-        Twin({"on_scores": torch.ones(6, 7).tril() + 0.5}, "score-step"),
+        Twin({"on_scores": torch.ones(6, 7).tril() + 0.5}, "scores-multiplied"),
         knobs={"on_q": 0.5, "on_k": 0.4, "on_scores": 3.0},
     ),
     Spelling(
@@ -146,7 +146,7 @@ SCORES = (
         _ROOT,
         Twin(
             {"run_time": True},
-            "score-step",
+            "scores-multiplied",
             Says(1.0),
             lambda q, k, v, scale: (q * scale, k, v),
         ),
@@ -157,7 +157,7 @@ SCORES = (
         capped,
         lambda s, t: (*bhsd(s, t), additive(1, 1, s, t, empty=False)),
         Says(1 / ROOT, softcap=CAP, bias="float"),
-        Twin({"cap_last": True}, "score-step"),
+        Twin({"cap_last": True}, "scale-after-mask"),
     ),
     Spelling(
         "softcap, one factor inside",
@@ -191,7 +191,7 @@ SCORES = (
         _ROOT,
         Twin(
             {"on_scores": True},
-            "score-step",
+            "scores-multiplied",
             _ROOT,
             lambda *x: _scaled_rows(*_turned(partial_rotation)(*x), x[3]),
         ),
@@ -203,7 +203,7 @@ SCORES = (
         normed,
         bhsd,
         Says(1.0),
-        Twin({"scores_too": True}, "score-step"),
+        Twin({"scores_too": True}, "scores-multiplied"),
         lambda q, k, v: (rms_norm(q), rms_norm(k), v),
     ),
     Spelling(
@@ -211,7 +211,7 @@ SCORES = (
         alibi,
         bhsd,
         Says(1 / ROOT, bias="float"),
-        Twin({"form": torch.mul}, "score-step"),
+        Twin({"form": torch.mul}, "scores-multiplied"),
         _alibi_operands,
     ),
 )

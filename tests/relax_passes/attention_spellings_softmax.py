@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from attention_meaning import (
     INF,
+    NOTHING,
     ROOT,
     Says,
     Spelling,
@@ -95,14 +96,14 @@ SOFTMAX = (
         scaled_after_cast,
         half(torch.bfloat16),
         _ROOT,
-        Twin({"weights": lambda p: (p * 7).round() / 7}, "weights-step"),
+        Twin({"weights": lambda p: (p * 7).round() / 7}, "weights-changed"),
     ),
     Spelling(
         "half throughout",
         scaled_after_cast,
         half(torch.float16),
         Says(1 / ROOT, softmax_dtype="float16"),
-        Twin({"weights": torch.sqrt}, "weights-step"),
+        Twin({"weights": torch.sqrt}, "weights-changed"),
         knobs={"dtype": torch.float16},
     ),
     Spelling(
@@ -110,32 +111,41 @@ SOFTMAX = (
         guarded,
         masked,
         Says(1 / ROOT, empty_row="zero", bias="bool"),
-        Twin({"value": 1.0}, "weights-step"),
+        Twin({"value": 1.0}, "weights-changed"),
     ),
     Spelling(
         "NaN guard: nan_to_num",
         without_nan,
         masked,
         Says(1 / ROOT, empty_row="zero", bias="bool"),
-        Twin({"value": 0.5}, "weights-step"),
+        Twin({"value": 0.5}, "weights-changed"),
     ),
-    Spelling("exp, sum, divide", parts, bhsd, _ROOT, Twin({"axis": -2}, "softmax-form")),
+    Spelling("exp, sum, divide", parts, bhsd, _ROOT, Twin({"axis": -2}, "softmax-axis")),
     Spelling(
         "exp, sum, divide; sum of its own",
         parts,
         bhsd,
         _ROOT,
-        Twin({"shift": False}, "softmax-form"),
+        Twin({"shift": False}, NOTHING),
     ),
     Spelling(
         "division behind the values",
         divided_last,
         bhsd,
         _ROOT,
-        Twin({"total": lambda powers: powers.sum((1, 3), keepdim=True)}, "softmax-form"),
+        Twin({"total": lambda powers: powers.sum((1, 3), keepdim=True)}, NOTHING),
     ),
     Spelling(
-        "maximum subtracted twice", stabilised_twice, bhsd, _ROOT, Twin({"axis": -2}, "score-step")
+        "maximum subtracted twice",
+        stabilised_twice,
+        bhsd,
+        _ROOT,
+        Twin(
+            {"axis": -2},
+            "scores",
+            Says(1 / ROOT, bias="float"),
+            lambda q, k, v: (q, k, v, -(q @ k.mT / ROOT).amax(-2, keepdim=True)),
+        ),
     ),
     Spelling(
         "sdpa: is_causal",
