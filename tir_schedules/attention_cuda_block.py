@@ -191,5 +191,5 @@ def launch(spec: AttentionSpec) -> Iterator[Block]:
             num_keys=T.Select(exists, spec.num_keys, int64(0)),
             warp=warp,
             lane=lane,
-            shared=allocate_shared(tiling.elements, spec.dtype),
+            shared=allocate_shared(tiling.elements),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 CHUNK = 8
@@ -19,11 +20,15 @@ _BYTES = 2
 _PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 
-def allocate_shared(elements: int, dtype: str) -> tirx.Expr:
-    """The address of a new buffer. TVM, which does not follow it, adds no barriers of its own."""
-    buffer = T.alloc_buffer((elements,), dtype, scope="shared.dyn")
+def allocate_shared(elements: int) -> tirx.Expr:
+    """The address of a new buffer. TVM, which does not follow it, adds no barriers of its own.
+
+    In bytes and by a name of its own: CUDA wants one type for all arrays of a name in a module.
+    """
+    size = elements * _BYTES
+    buffer = IRBuilder.name("attention_tiles", T.alloc_buffer((size,), "uint8", scope="shared.dyn"))
     address = T.alloc_buffer((1,), "uint32", scope="local")
-    pointer = buffer.access_ptr("rw", extent=elements)
+    pointer = buffer.access_ptr("rw", extent=size)
     T.buffer_store(address, T.cuda.cvta_generic_to_shared(pointer), [0])
     return address[0]
 
