@@ -57,6 +57,23 @@ class AttentionRewrite:
 
 
 @dataclass(frozen=True)
+class RewriteCheck:
+    """What `Config.verify` measured where a pass computes `binding` in another way.
+
+    `difference` is the largest of the new value to the old one, in the draw that came nearest to
+    its `limit`; `reason` tells why there were no draws.
+    """
+
+    function: str
+    binding: str
+    draws: int
+    difference: float
+    limit: float
+    draw: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class QuantizeSite:
     """Quantization in the graph: whether it has its gradient (`fixed`), or why not.
 
@@ -131,6 +148,7 @@ class Report:
     skipped: list[SkippedWeight] = field(default_factory=list)
     attention: list[AttentionSite] = field(default_factory=list)
     attention_rewrites: list[AttentionRewrite] = field(default_factory=list)
+    rewrite_checks: list[RewriteCheck] = field(default_factory=list)
     quantize_sites: list[QuantizeSite] = field(default_factory=list)
     gradients: list[GradientSummary] = field(default_factory=list)
     passes: list[PassRun] = field(default_factory=list)
@@ -182,6 +200,7 @@ _ROWS: dict[str, type] = {
     "skipped": SkippedWeight,
     "attention": AttentionSite,
     "attention_rewrites": AttentionRewrite,
+    "rewrite_checks": RewriteCheck,
     "quantize_sites": QuantizeSite,
     "gradients": GradientSummary,
     "passes": PassRun,

@@ -58,6 +58,18 @@ def report_tables(report: Report) -> Iterator[Table]:
                 for r in report.attention_rewrites
             ],
         )
+    if report.rewrite_checks:
+        yield (
+            f"rewrites compared: {len(report.rewrite_checks)}",
+            ["function", "binding", "draws", "difference", "limit", "in", "reason"],
+            [
+                [
+                    *(r.function, r.binding, str(r.draws)),
+                    *(f"{r.difference:.1e}", f"{r.limit:.1e}", r.draw, r.reason),
+                ]
+                for r in report.rewrite_checks
+            ],
+        )
     if report.quantize_sites:
         yield (
             f"quantization: {sum(s.fixed for s in report.quantize_sites)} of "
