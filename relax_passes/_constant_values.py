@@ -71,19 +71,25 @@ def _band(array: np.ndarray, at: Sequence[Index], formulas: Formulas) -> Index |
         return None
     for inner, outer in ((corner, other[0]), (other[0], corner)):
         bounds = _bounds(matrix == inner)
-        if bounds is not None:
-            shift = at[-1] - at[-2]
-            lower, upper = (integer(b) for b in bounds)
-            inside = formulas.both(formulas.at_most(lower, shift), formulas.at_most(shift, upper))
-            values = _leaf(inner), _leaf(outer)
-            return None if None in values else formulas.choose(inside, *values)
+        values = _leaf(inner), _leaf(outer)
+        if bounds is not None and values[0] is not None and values[1] is not None:
+            return formulas.choose(_between(at[-1] - at[-2], *bounds, formulas), *values)
     return None
 
 
-def _bounds(inside: np.ndarray) -> tuple[int, int] | None:
-    """The least and the greatest column - row of a full band."""
+def _between(shift: Index, lower: int | None, upper: int | None, formulas: Formulas) -> Index:
+    above = TRUE if lower is None else formulas.at_most(integer(lower), shift)
+    below = TRUE if upper is None else formulas.at_most(shift, integer(upper))
+    return formulas.both(above, below)
+
+
+def _bounds(inside: np.ndarray) -> tuple[int | None, int | None] | None:
+    """The least and the greatest column - row of a full band; None for the matrix's own."""
     rows, columns = np.nonzero(inside)
     shift = columns - rows
     lower, upper = int(shift.min()), int(shift.max())
-    every = np.arange(inside.shape[1])[None, :] - np.arange(inside.shape[0])[:, None]
-    return (lower, upper) if (inside == ((every >= lower) & (every <= upper))).all() else None
+    height, width = inside.shape
+    every = np.arange(width)[None, :] - np.arange(height)[:, None]
+    if not (inside == ((every >= lower) & (every <= upper))).all():
+        return None
+    return None if lower == 1 - height else lower, None if upper == width - 1 else upper

@@ -1,0 +1,309 @@
+"""`visibility`: what it proves of a mask is what NumPy computes; masks of models are proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.relax import op as R
+
+from relax_passes._visibility import (
+    Visibility,
+    additive_visibility,
+    every_row_sees_a_key,
+    visibility,
+)
+from tests.relax_passes.index_expressions import evaluate, function_of
+from tests.relax_passes.mask_programs import SIZES, Program, Twin, s, t
+
+SHAPES = [(s, s), (s, t), (s, s + 2), (1, t), (3, t), (s, 1), (4, 4), (2, 5), (5, 2)]
+
+
+def shown(found: Visibility, made: list[Twin], queries: int, keys: int, k: int) -> np.ndarray:
+    """What a Visibility says, for sizes number k, as a bool (2, 1, queries, keys)."""
+    sizes = {s: SIZES[k]["s"], t: SIZES[k]["t"]}
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None]
+    result = np.ones((2, 1, queries, keys), bool)
+    if found.upper is not None:
+        result &= j <= i + evaluate(found.upper, sizes)
+    if found.lower is not None:
+        result &= j >= i + evaluate(found.lower, sizes)
+    for expr in found.rest:
+        result &= value_of(expr, made, k)
+    return result
+
+
+def value_of(expr: relax.Expr, made: list[Twin], k: int) -> np.ndarray:
+    if isinstance(expr, relax.Var):
+        return next(twin.values[k] for twin in made if twin.expr.same_as(expr))
+    if expr.op.name == "relax.logical_not":
+        return ~value_of(expr.args[0], made, k)
+    assert expr.op.name == "relax.equal"
+    return value_of(expr.args[0], made, k) == 0
+
+
+def drawn(data: st.DataObject, finish: Callable[[Program, Twin], Twin]) -> tuple[Any, ...]:
+    shape = data.draw(st.sampled_from(SHAPES))
+    padding = relax.Var("padding", relax.TensorType([2, 1, 1, shape[1]], "bool"))
+    kept: list[tuple[Program, Twin]] = []
+
+    def build(bb: relax.BlockBuilder) -> relax.Expr:
+        program = Program(bb, data.draw, shape, padding)
+        kept.append((program, finish(program, program.mask(3))))
+        return kept[0][1].expr
+
+    _, lookup = function_of([padding], build)
+    return *kept[0], lookup, [2, 1, *shape]
+
+
+def agrees(found: Visibility, program: Program, seen: list[np.ndarray], dims: list) -> None:
+    """`found` is right, and so is the claim that no row is empty."""
+    every = every_row_sees_a_key(found, dims)
+    for k in range(len(SIZES)):
+        queries, keys = (program.size(d, k) for d in dims[2:])
+        claim = shown(found, program.made, queries, keys, k)
+        np.testing.assert_array_equal(claim, np.broadcast_to(seen[k], claim.shape), str(found))
+        assert not every or claim.any(-1).all(), found
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.data())
+def test_claims_of_random_masks_are_true(data: st.DataObject) -> None:
+    program, mask, lookup, dims = drawn(data, lambda program, mask: mask)
+    visible = data.draw(st.booleans())
+    found = visibility(mask.expr, lookup, dims, visible=visible)
+    agrees(found, program, [v == visible for v in mask.values], dims)
+
+
+def additive(program: Program, mask: Twin) -> Twin:
+    """0 where the mask is True, else one value, spelled in some way; or a sum of two of them."""
+    fill = float(np.finfo(np.float32).min) if program.draw(st.booleans()) else float("-inf")
+    low, zero, one = (relax.const(x, "float32") for x in (fill, 0.0, 1.0))
+    low_ = np.float32(fill)
+    way = program.draw(st.sampled_from(["where", "product", "minimum", "sum", "triangle"]))
+    if way == "where":
+        call = R.where(mask.expr, zero, low)
+        return program.emit(call, lambda a: np.where(a, np.float32(0), low_), mask)
+    if way == "product":
+        number = program.emit(R.astype(mask.expr, "float32"), lambda a: a.astype(np.float32), mask)
+        rest = program.emit(R.subtract(one, number.expr), lambda a: 1 - a, number)
+        with np.errstate(invalid="ignore"):
+            return program.emit(R.multiply(rest.expr, low), lambda a: a * low_, rest)
+    if way == "triangle":
+        full = R.full((program.queries, program.keys), low, "float32")
+        diagonal = program.number()
+
+        def upper(k: int) -> np.ndarray:
+            sizes = program.size(program.queries, k), program.size(program.keys, k)
+            return np.triu(np.full(sizes, low_), diagonal)
+
+        return program.sized(R.triu(program.bb.emit(full), diagonal), upper)
+    x, y = additive(program, mask), additive(program, program.mask(1))
+    op, compute = (R.minimum, np.minimum) if way == "minimum" else (R.add, np.add)
+    with np.errstate(over="ignore"):
+        return program.emit(op(x.expr, y.expr), compute, x, y)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_claims_of_random_additive_masks_are_true(data: st.DataObject) -> None:
+    program, mask, lookup, dims = drawn(data, additive)
+    found = additive_visibility(mask.expr, lookup, dims)
+    if found is None:
+        return
+    allowed = {0.0, found[1]}
+    assert all(set(np.unique(v)) <= allowed for v in mask.values), found
+    agrees(found[0], program, [v == 0 for v in mask.values], dims)
+
+
+def read(
+    build: Callable[[relax.BlockBuilder, relax.Var], relax.Expr], queries: Any = s, keys: Any = s
+) -> Visibility | tuple[Visibility, float] | None:
+    """What is read from a mask built over (queries, keys), with a (2, keys) padding at hand."""
+    padding = relax.Var("padding", relax.TensorType([2, keys], "bool"))
+    mask, lookup = function_of([padding], lambda bb: build(bb, padding))
+    reader = visibility if mask.ty.dtype == "bool" else additive_visibility
+    return reader(mask, lookup, [2, 4, queries, keys])
+
+
+def arange(n: Any) -> relax.Expr:
+    return R.arange(0, n, 1, "int64")
+
+
+def row(n: Any, first: Any = 0) -> relax.Expr:
+    return R.reshape(R.arange(first, first + n, 1, "int64"), (n, 1))
+
+
+def number(value: int) -> relax.Expr:
+    return relax.const(value, "int64")
+
+
+TRIL = relax.const(np.tril(np.ones((16, 16), bool)))
+
+
+def cut(table: relax.Expr, begin: Any, queries: Any, keys: Any) -> relax.Expr:
+    ends = [begin + queries, keys]
+    return R.strided_slice(table, [0, 1], [begin, 0], ends, [1, 1], assume_inbound=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "queries", "keys", "upper", "lower"),
+    [
+        pytest.param(lambda: R.less_equal(arange(s), row(s)), s, s, 0, None, id="compare"),
+        pytest.param(
+            lambda: R.less_equal(arange(t), row(s, t - s)), s, t, t - s, None, id="bottom right"
+        ),
+        pytest.param(lambda: R.less_equal(arange(t), row(1, t - 1)), 1, t, None, None, id="decode"),
+        pytest.param(lambda: cut(TRIL, 0, s, s), s, s, 0, None, id="stored triangle"),
+        pytest.param(lambda: cut(TRIL, t - s, s, t), s, t, t - s, None, id="stored, from the end"),
+        pytest.param(
+            lambda: R.astype(R.tril(R.ones((s, s), "float32"), 0), "bool"), s, s, 0, None, id="tril"
+        ),
+        pytest.param(
+            lambda: R.logical_not(R.astype(R.triu(R.ones((s, s), "int64"), 1), "bool")),
+            s, s, 0, None, id="not triu",
+        ),
+        pytest.param(
+            lambda: R.less(R.abs(R.subtract(row(s), arange(s))), number(4)),
+            s, s, 3, -3, id="window on both sides",
+        ),
+        pytest.param(
+            lambda: R.logical_or(
+                R.less_equal(arange(s), row(s)), R.greater(arange(s), R.add(row(s), number(1)))
+            ),
+            s, s, "rest", None, id="all but one diagonal is no band",
+        ),
+        pytest.param(
+            lambda: R.logical_or(R.less_equal(arange(s), row(s)), R.greater(arange(s), row(s))),
+            s, s, None, None, id="a mask that hides nothing",
+        ),
+        pytest.param(
+            lambda: R.greater_equal(row(s), number(0)), s, s, None, None, id="bidirectional"
+        ),
+        pytest.param(lambda: R.less(arange(s), number(0)), s, s, -s, None, id="hides everything"),
+        pytest.param(
+            lambda: R.equal(
+                R.floor_divide(row(s), number(4)), R.floor_divide(arange(s), number(4))
+            ),
+            s, s, "rest", None, id="chunks are no band",
+        ),
+        pytest.param(
+            lambda: R.logical_or(R.less_equal(arange(s), row(s)), R.less(arange(s), number(3))),
+            s, s, "rest", None, id="a prefix is no band",
+        ),
+        pytest.param(
+            lambda: R.less_equal(R.multiply(arange(s), number(2)), row(s)),
+            s, s, "rest", None, id="another slope is no band",
+        ),
+    ],
+)  # fmt: skip
+def test_reads_bands(
+    build: Callable[[], relax.Expr], queries: Any, keys: Any, upper: Any, lower: Any
+) -> None:
+    found = read(lambda bb, _: nested(bb, build()), queries, keys)
+    if isinstance(upper, str):
+        assert (found.upper, found.lower) == (None, None)
+        assert len(found.rest) == 1
+    else:
+        assert found.rest == ()
+        assert [str(found.upper), str(found.lower)] == [index(upper), index(lower)]
+
+
+def index(value: Any) -> str:
+    return f"T.int64({value})" if isinstance(value, int) else str(value)
+
+
+def nested(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
+    """The variable of a nested call, each argument of which is bound to one, too."""
+    return bb.emit(call)
+
+
+def test_padding_stays_beside_the_proved_bound() -> None:
+    def build(bb: relax.BlockBuilder, padding: relax.Var) -> relax.Expr:
+        causal = bb.emit(R.less_equal(arange(s), row(s)))
+        spread = bb.emit(R.expand_dims(padding, [1, 2]))
+        kept.append(spread)
+        both = bb.emit(R.logical_and(causal, spread))
+        return bb.emit(R.where(both, relax.const(0.0), relax.const(float("-inf"))))
+
+    kept: list[relax.Var] = []
+    found, fill = read(build)
+    assert (str(found.upper), found.lower, fill) == ("T.int64(0)", None, float("-inf"))
+    assert len(found.rest) == 1
+    assert found.rest[0].same_as(kept[0])
+    assert not every_row_sees_a_key(found, [2, 4, s, s])
+
+
+def test_an_or_with_padding_is_not_taken_apart() -> None:
+    def build(bb: relax.BlockBuilder, padding: relax.Var) -> relax.Expr:
+        causal = bb.emit(R.less_equal(arange(s), row(s)))
+        return bb.emit(R.logical_or(causal, bb.emit(R.expand_dims(padding, [1, 2]))))
+
+    found = read(build)
+    assert (found.upper, found.lower, len(found.rest)) == (None, None, 1)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(lambda c: R.where(c, relax.const(-1.0), relax.const(0.5)), id="positive"),
+        pytest.param(lambda c: R.astype(c, "float32"), id="a bool that is added"),
+        pytest.param(
+            lambda c: R.multiply(
+                R.astype(R.subtract(row(s), arange(s)), "float32"), relax.const(-0.5)
+            ),
+            id="slopes",
+        ),
+        pytest.param(
+            lambda c: R.multiply(R.astype(c, "float32"), relax.const(float("-inf"))),
+            id="0 times infinity",
+        ),
+    ],
+)
+def test_other_additive_masks_are_none(mask: Callable[[relax.Expr], relax.Expr]) -> None:
+    def build(bb: relax.BlockBuilder, _padding: relax.Var) -> relax.Expr:
+        return bb.emit(mask(bb.emit(R.less_equal(arange(s), row(s)))))
+
+    assert read(build) is None
+
+
+def test_run_time_positions_are_no_facts() -> None:
+    positions = relax.Var("positions", relax.TensorType([2, s], "int64"))
+
+    def build(bb: relax.BlockBuilder) -> relax.Expr:
+        query = bb.emit(R.expand_dims(positions, [1, 3]))
+        return bb.emit(R.less_equal(arange(s), query))
+
+    mask, lookup = function_of([positions], build)
+    found = visibility(mask, lookup, [2, 4, s, s])
+    assert (found.upper, found.lower) == (None, None)
+    assert found.rest[0].same_as(mask)
+
+
+@pytest.mark.parametrize(
+    ("upper", "lower", "dims", "expected"),
+    [
+        (0, None, (s, s), True),
+        (t - s, None, (s, t), False),  # more queries than keys
+        (-1, None, (s, s), False),
+        (0, -3, (s, s), True),
+        (None, 1, (s, s), False),  # the last query
+        (None, None, (s, t), False),  # no keys
+        (None, None, (s, 4), True),
+        (0, 1, (s, s), False),
+    ],
+)
+def test_empty_rows(upper: Any, lower: Any, dims: tuple, expected: bool) -> None:
+    found = Visibility(as_index(upper), as_index(lower))
+    assert every_row_sees_a_key(found, [as_index(d) for d in (2, 4, *dims)]) is expected
+
+
+def as_index(value: Any) -> Any:
+    return tvm.tirx.IntImm("int64", value) if isinstance(value, int) else value
