@@ -34,7 +34,8 @@ _WIDEST = 256
 def cuda_attention(spec: AttentionSpec, target: Target) -> tirx.PrimFunc | str:
     """The kernel of `spec`, or why there is none.
 
-    Scores must stay below 2¹²⁷ in magnitude, their products with scale included.
+    What a hidden key holds does not matter. An Inf or NaN among its values makes rows NaN that
+    see other keys of its tile, as 0 · v does in the plain form.
 
     Parameters
     ----------

@@ -69,7 +69,9 @@ class Softmax:
     def is_binary(self) -> bool:
         """Scores times log2(e) save a product per exponential, where they cannot overflow by it."""
         spec = self.block.spec
-        return spec.dtype == "float16" and spec.empty_row != "uniform" and not self._adds_bias
+        is_bounded = max(abs(spec.scale) * spec.head_dim, spec.softcap) < 2.0**90  # |q · k| < 2³² D
+        is_plain = spec.empty_row != "uniform" and not self._adds_bias
+        return spec.dtype == "float16" and is_plain and is_bounded
 
     @property
     def _adds_bias(self) -> bool:
