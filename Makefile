@@ -25,6 +25,7 @@ test-all: $(INSTALLED) lint
 	$(BIN)/python -m pip install --quiet --target build/numpy-2.4 "numpy==2.4.*"
 	PYTHONPATH=build/numpy-2.4 $(PYTEST) tests/sits_tvm/test_trainer.py
 
+bench: export PYTHONPATH := . # before tests/, whose folders have the names of the packages
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_fake_quantize.py
