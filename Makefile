@@ -25,7 +25,8 @@ test-all: $(INSTALLED) lint
 	$(BIN)/python -m pip install --quiet --target build/numpy-2.4 "numpy==2.4.*"
 	PYTHONPATH=build/numpy-2.4 $(PYTEST) tests/sits_tvm/test_trainer.py
 
-bench: export PYTHONPATH := . # before tests/, whose folders have the names of the packages
+# The packages, not the folders of tests/ that have their names.
+bench: export PYTHONPATH := .
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_fake_quantize.py
