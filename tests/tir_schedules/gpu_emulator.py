@@ -1,0 +1,271 @@
+"""Run a CUDA kernel on the CPU as TVM lowers it: a block at a time, its threads as NumPy arrays.
+
+PTX does here what the PTX ISA says. Stricter than a GPU, an `EmulationError` tells what a GPU may
+or may not show: an access out of bounds or across threads without a barrier, a read of shared
+memory that nothing was written to or whose copy is under way, threads apart at a barrier.
+"""
+
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+from gpu_translator import HostArguments, Translator
+from tvm import tirx
+from tvm.ir import IRModule
+
+LANES = 32
+CHUNK = 16  # bytes that cp.async copies and that a row of ldmatrix has
+UNWRITTEN, READABLE, ARRIVED, COPYING = range(4)
+"""States of a chunk of shared memory: ARRIVED is for the thread that copied it alone."""
+
+
+class EmulationError(Exception):
+    """The kernel does what a GPU need not bear."""
+
+
+def demand(condition, message):
+    if not np.all(condition):
+        raise EmulationError(message)
+
+
+class Emulated:
+    """``emulated(*arrays)`` runs a scheduled PrimFunc; its last argument is what it writes.
+
+    Attributes
+    ----------
+    trips : list of int
+        How often each loop ran, of all blocks of the last run.
+    """
+
+    def __init__(self, func, target):
+        with target:
+            bound = tirx.transform.BindTarget(target)
+            mod = bound(IRModule({"main": func.with_attr("global_symbol", "main")}))
+            mod = tirx.get_tir_pipeline("s_tir")[0](mod)
+        self.host, self.device, self.func = mod["main"], mod["main_kernel"], func
+        self.translated = Translator(self.device)
+        scope = {"np": np}
+        exec(self.translated.text, scope)
+        self.run, self.trips = scope["run"], []
+
+    def __call__(self, *arrays):
+        symbols, tensors = {}, {}
+        for buffer, array in zip(self.func.params, arrays, strict=True):
+            tensors[f"{buffer.name}_ptr"] = Global(str(buffer.name), array)
+            for dim, extent in zip(buffer.shape, array.shape, strict=True):
+                if isinstance(dim, tirx.Var):
+                    symbols[str(dim.name)] = extent
+        scalars = HostArguments(self.host, self.device, symbols).values
+        params = [{**tensors, **scalars}[str(param.name)] for param in self.device.params]
+        self._launch(params)
+        written = list(tensors.values())[-1]
+        demand(written.writes == 1, f"{written.name}: elements not written once")
+
+    def _launch(self, params):
+        scope = dict(zip(self.translated.params, params, strict=True))
+        extent = {
+            tag: int(eval(t, {"np": np}, scope)) for tag, t in self.translated.extents.items()
+        }
+        self.trips = []
+        demand([n > 0 for n in extent.values()], f"no launch: {extent}")
+        threads = {tag: n for tag, n in extent.items() if tag.startswith("threadIdx")}
+        grid = {tag: n for tag, n in extent.items() if tag.startswith("blockIdx")}
+        order = sorted(threads, reverse=True)  # x varies fastest
+        lanes = np.indices([threads[tag] for tag in order], "int32").reshape(len(order), -1)
+        for place in product(*map(range, grid.values())):
+            index = dict(zip(grid, map(np.int64, place), strict=True))
+            block = Block({**index, **dict(zip(order, lanes, strict=True))}, lanes.shape[1])
+            with np.errstate(all="ignore"):
+                self.run(block, *params)
+            self.trips += block.trips
+
+
+class Global:
+    """A tensor in global memory; `writes` counts stores of each element."""
+
+    def __init__(self, name, array):
+        self.name, self.flat = name, array.reshape(-1)
+        self.writes = np.zeros(self.flat.size, "int64")
+
+    def check(self, index, count=1):
+        inside = (index >= 0) & (index + count <= self.flat.size)
+        demand(inside, f"{self.name}: index out of bounds")
+
+
+class Block:
+    """The threads of a block: what the text of `Translator` calls.
+
+    A local buffer has a row of values, one per thread, for each of its elements.
+    """
+
+    def __init__(self, index, threads):
+        self.index, self.threads, self.trips = index, threads, []
+        self.active = np.ones(threads, bool)
+        self.copies = [[]]  # groups of cp.async, the last one open
+        self.bytes = self.state = self.was_read = None
+
+    def all_threads(self, what):
+        demand(self.active, f"{what}: threads are apart")
+
+    def spread(self, value):
+        return np.broadcast_to(value, (self.threads,))
+
+    # Control flow
+
+    def loop(self, start, extent):
+        self.all_threads("loop")
+        start, extent = np.broadcast_arrays(start, extent)
+        demand((start == start.flat[0]) & (extent == extent.flat[0]), "loop: bounds differ")
+        self.trips.append(max(int(extent.flat[0]), 0))
+        yield from (start.flat[0] + i for i in range(self.trips[-1]))
+
+    def where(self, condition):
+        before = self.active
+        self.active = before & condition
+        if self.active.any():
+            yield
+        self.active = before
+
+    def choose(self, condition, yes, no):
+        values = []
+        for case, value in ((condition, yes), (np.logical_not(condition), no)):
+            before, self.active = self.active, self.active & case
+            values.append(value())
+            self.active = before
+        return np.where(condition, *values)
+
+    # Memory
+
+    def registers(self, count, dtype):
+        return [np.zeros(self.threads, dtype) for _ in range(count)]
+
+    def shared_memory(self, count, dtype):
+        size = count * np.dtype(dtype).itemsize
+        demand(size % CHUNK == 0 and self.bytes is None, "one buffer of whole chunks")
+        self.bytes = np.full((size // CHUNK, CHUNK), 0xFF, "uint8")  # NaN
+        self.state = np.full(len(self.bytes), UNWRITTEN)
+        self.was_read = np.zeros(len(self.bytes), bool)
+        return self.bytes
+
+    def load(self, buffer, index):
+        if not isinstance(buffer, Global):
+            return buffer[int(index)]  # an index that differs by thread would need local memory
+        index = np.where(self.active, index, 0)
+        buffer.check(index[self.active])
+        found = np.zeros(self.threads, buffer.flat.dtype)
+        found[self.active] = buffer.flat[index[self.active]]
+        return found
+
+    def store(self, buffer, index, value):
+        old = buffer[int(index)]
+        buffer[int(index)] = np.where(self.active, value, old).astype(old.dtype)
+
+    def cast(self, value, dtype):
+        return np.asarray(value).astype(dtype)[()]
+
+    def exp2(self, value):
+        return np.exp2(value)
+
+    def type_annotation(self):
+        return None
+
+    def tvm_access_ptr(self, _, buffer, offset, extent, __):
+        demand(buffer is self.bytes and offset == 0, "an address of all shared memory")
+        return 0
+
+    def cuda_cvta_generic_to_shared(self, address):
+        return np.uint32(address)
+
+    def chunk(self, address):
+        """Of each active thread."""
+        address = self.spread(address)[self.active].astype("int64")
+        demand(address % CHUNK == 0, "shared memory: misaligned")
+        demand(address // CHUNK < len(self.bytes), "shared memory: out of bounds")
+        return address // CHUNK
+
+    def tvm_storage_sync(self, *_):
+        self.all_threads("barrier")
+        self.state[self.state == ARRIVED] = READABLE
+        self.was_read[:] = False
+
+    # PTX
+
+    def ptx_cp_async_cg_src_size(self, address, source, size, source_size, *_):
+        tensor, index = source
+        chunks, index = self.chunk(address), self.spread(index)[self.active]
+        is_there = self.spread(source_size)[self.active] > 0
+        count = CHUNK // tensor.flat.itemsize
+        tensor.check(index[is_there], count)
+        demand(index[is_there] % count == 0, f"{tensor.name}: misaligned")
+        demand(size == CHUNK and len(set(chunks)) == len(chunks), "one chunk per thread")
+        demand(~self.was_read[chunks], "overwritten while other threads may read it")
+        demand(self.state[chunks] != COPYING, "two copies at once")
+        data = np.zeros((len(chunks), CHUNK), "uint8")
+        data[is_there] = tensor.flat.view("uint8").reshape(-1, CHUNK)[index[is_there] // count]
+        self.state[chunks], self.bytes[chunks] = COPYING, 0xFF
+        self.copies[-1].append((chunks, data))
+
+    def ptx_cp_async_commit_group(self, *_):
+        self.all_threads("commit_group")
+        self.copies.append([])
+
+    def ptx_cp_async_wait_group(self, pending, *_):
+        self.all_threads("wait_group")
+        for group in self.copies[: len(self.copies) - 1 - pending]:
+            for chunks, data in group:
+                self.bytes[chunks], self.state[chunks] = data, ARRIVED
+            group.clear()
+
+    def ptx_ldmatrix(self, *arguments):
+        """Lanes 8 i to 8 i + 7 address the rows of matrix i; a lane gets two elements of each."""
+        self.all_threads("ldmatrix")
+        *destinations, address = arguments[:5]
+        transposed = "trans" in arguments[5:]
+        chunks = self.chunk(address)
+        demand(self.state[chunks] == READABLE, "shared memory read before its copy is complete")
+        self.was_read[chunks] = True
+        matrices = self.bytes[chunks].view("uint16").reshape(-1, 4, 8, 8)
+        if transposed:
+            matrices = matrices.swapaxes(2, 3)
+        for i, destination in enumerate(destinations):
+            pairs = np.ascontiguousarray(matrices[:, i]).view("uint32")
+            self.store(*destination, pairs.reshape(-1))
+
+    def ptx_mma(self, *arguments):
+        """m16n8k16: pairs along k of A and B, C in float32, by the fragment tables of the ISA."""
+        self.all_threads("mma")
+        kind = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[arguments[-4]]
+        a, b, c = arguments[4:8], arguments[8:10], arguments[10:14]
+        halves = lambda registers: np.stack(registers).view(kind).astype("float32")  # noqa: E731
+        left = halves(a).reshape(2, 2, -1, 8, 4, 2)  # k half, row half, warp, row, pair, element
+        left = left.transpose(2, 1, 3, 0, 4, 5).reshape(-1, 16, 16)
+        right = halves(b).reshape(2, -1, 8, 4, 2)  # k half, warp, column, pair, element
+        right = right.transpose(1, 0, 3, 4, 2).reshape(-1, 16, 8)
+        product_ = (left @ right).reshape(-1, 2, 8, 4, 2)  # warp, row half, row, pair, element
+        product_ = product_.transpose(1, 4, 0, 2, 3).reshape(4, -1)
+        for destination, old, more in zip(arguments[:4], c, product_, strict=True):
+            self.store(*destination, old + more)
+
+    def _round_pair(self, destination, upper, lower, dtype):
+        pair = np.stack([self.spread(lower), self.spread(upper)], axis=-1).astype(dtype)
+        self.store(*destination, pair.view("uint32").reshape(-1))
+
+    def ptx_cvt_f16x2_f32(self, destination, upper, lower, *_):
+        self._round_pair(destination, upper, lower, np.float16)
+
+    def ptx_cvt_bf16x2_f32(self, destination, upper, lower, *_):
+        self._round_pair(destination, upper, lower, ml_dtypes.bfloat16)
+
+    def tvm_warp_shuffle_xor(self, mask, value, distance, width, _):
+        self.all_threads("shuffle")
+        demand(mask == 0xFFFFFFFF and width == LANES, "a shuffle of whole warps")
+        return value[np.arange(self.threads) ^ distance]
+
+    def ptx_st(self, address, register, *_):
+        tensor, index = address
+        index, register = self.spread(index)[self.active], register[self.active]
+        tensor.check(index, 2)
+        demand(index % 2 == 0, f"{tensor.name}: misaligned")
+        places = index[:, None] + np.arange(2)
+        tensor.flat[places] = register.view("uint16").reshape(-1, 2).view(tensor.flat.dtype)
+        np.add.at(tensor.writes, places, 1)
