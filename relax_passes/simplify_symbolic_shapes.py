@@ -14,8 +14,8 @@ from tvm.ir import Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.sym import Analyzer, ConstIntBound
 
+from relax_passes._dim_bounds import bounded_analyzer
 from relax_passes._map_functions import map_functions
 from sits_tvm.diagnostics import Diagnostic, emit
 
@@ -136,18 +136,6 @@ class _Simplifier(PyExprMutator):
         if not (prove(begin >= 0) and prove(begin <= end) and prove(end <= size)):
             return None
         return self.analyzer.simplify(begin), self.analyzer.simplify(end)
-
-
-def bounded_analyzer(func: relax.Function) -> Analyzer:
-    """An analyzer that knows the bounds of the function's shape variables; at least 0."""
-    attrs = func.attrs or {}
-    lower, upper = (attrs.get(f"tir_var_{side}_bound", {}) for side in ("lower", "upper"))
-    analyzer = Analyzer()
-    for var in relax.analysis.defined_symbolic_vars(func):
-        low = int(lower[var.name]) if var.name in lower else 0
-        high = int(upper[var.name]) if var.name in upper else ConstIntBound.POS_INF
-        analyzer.update(var, ConstIntBound(low, high))
-    return analyzer
 
 
 def _has_extremum(dim: tirx.Expr) -> bool:
