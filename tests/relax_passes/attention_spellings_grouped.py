@@ -37,8 +37,8 @@ def grouped_five_axes(q, k, v, *, tiled=False):
 
 def grouped_rows(q, k, v, *, axis=-1):
     """The query heads of a group as rows of one product."""
-    rows = q.reshape(2, 2, 2 * q.shape[2], 8)
-    return attend(rows, k, v, axis=axis).reshape(q.shape)
+    rows = q.unflatten(1, (2, 2)).flatten(2, 3)
+    return attend(rows, k, v, axis=axis).unflatten(2, (2, q.shape[2])).flatten(1, 2)
 
 
 def multi_query(q, k, v, *, own_values=False):
@@ -205,9 +205,7 @@ GROUPED = (
         Twin({"last": -1}, "weights-changed"),
         lambda x, w, k, v: ((x @ w).view(*x.shape[:2], 4, 8).transpose(1, 2), k, v),
     ),
-    Spelling(
-        "weights returned", with_weights, bhsd, _ROOT, Twin({"threshold": 0.2}, "weights-changed")
-    ),
+    Spelling("weights returned", with_weights, bhsd, _ROOT, Twin({"threshold": 0.2}, "weights-")),
     Spelling(
         "heads not mixed",
         talking,

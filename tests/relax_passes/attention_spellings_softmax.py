@@ -142,7 +142,7 @@ SOFTMAX = (
         _ROOT,
         Twin(
             {"axis": -2},
-            "scores",
+            "mask-of-scores",
             Says(1 / ROOT, bias="float"),
             lambda q, k, v: (q, k, v, -(q @ k.mT / ROOT).amax(-2, keepdim=True)),
         ),

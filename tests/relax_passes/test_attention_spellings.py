@@ -103,15 +103,15 @@ def _is_op(expr: relax.Expr) -> bool:
     return isinstance(expr, relax.Call) and expr.op == Op.get("relax.sits.attention")
 
 
-def problems(says: Says, found: Outcome) -> list[str]:
-    """Where the one op differs from what it must say."""
+def problems(says: Says, found: Outcome, dtype: torch.dtype) -> list[str]:
+    """Where the one op differs from what it must say; constants are rounded to `dtype`."""
     if len(found.calls) != 1:
         return [f"{len(found.calls)} attention ops; {'; '.join(found.reasons) or NOTHING}"]
     (call,) = found.calls
     attrs, (q, k) = call.attrs, (list(x.ty.shape) for x in call.args[:2])
     lengths, heads = (q[2], k[2]), (int(q[1]), int(k[1]))
     bias = str(call.args[3].ty.dtype).rstrip("0123456789") if len(call.args) == 4 else None
-    rounding = {"float16": 1e-3, "bfloat16": 1e-2}.get(str(call.args[0].ty.dtype), 1e-6)
+    rounding = 4 * torch.finfo(dtype).eps
     right = {
         "scale": abs(attrs["scale"] / says.scale - 1) < rounding,
         "causal": _number(attrs["causal"], lengths) == _number(says.causal, lengths),
@@ -146,12 +146,12 @@ def _symbolic(lengths: tuple) -> bool:
 
 def verdict(part: Part, mod: IRModule) -> str:
     """ "" if the spelling or twin is as the table says, else what is wrong."""
-    found, spelling = outcome(mod), part.spelling
+    found, spelling, twin = outcome(mod), part.spelling, part.spelling.twin
+    dtype = spelling.inputs(*spelling.lengths)[0].dtype
     if not part.is_twin:
-        return "; ".join(problems(spelling.says, found))
-    twin = spelling.twin
+        return "; ".join(problems(spelling.says, found, dtype))
     if found.calls:
-        return "; ".join(problems(twin.says, found)) if twin.says else "recognised"
+        return "; ".join(problems(twin.says, found, dtype)) if twin.says else "recognised"
     reasons = found.reasons or [NOTHING]
     if twin.reason and any(reason.startswith(twin.reason) for reason in reasons):
         return ""
