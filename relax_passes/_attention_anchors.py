@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tvm import relax
 
 from relax_passes._attention_elements import Element, Points, broadcast_element
@@ -12,12 +10,10 @@ from relax_passes._attention_plan import Softmax
 from relax_passes._attention_weights import reaches_product
 
 
-def softmaxes(graph: Graph) -> Iterator[Softmax]:
-    """Every softmax whose weights reach a product."""
-    for binding in graph.bindings:
-        found = _softmax(graph, binding.var)
-        if found is not None and reaches_product(graph, binding.var):
-            yield found
+def softmax_of(graph: Graph, var: relax.Var) -> Softmax | None:
+    """The softmax that is bound to `var`, if its weights reach a product."""
+    found = _softmax(graph, var)
+    return found if found is not None and reaches_product(graph, var) else None
 
 
 def _softmax(graph: Graph, var: relax.Var) -> Softmax | None:

@@ -10,29 +10,10 @@ from tvm import tirx
 
 from relax_passes._attention_elements import Element, Points, flat, product
 from relax_passes._attention_graph import NearMiss
+from relax_passes._attention_layout import Frame
 from relax_passes._attention_operands import Trail
 from relax_passes._attention_scores import Scores
 from relax_passes._index_domain import Index, integer, is_integer
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The axes b, h, i, j of a block, and where they lie among the axes of its softmax.
-
-    Attributes
-    ----------
-    axes, extents : tuple
-        b, h, i, j and B, H, Sq, Sk; H is static.
-    at : dict of tirx.Var to index
-        Each axis of the softmax in terms of b, h, i, j.
-    back : tuple of index
-        b, h, i in terms of the axes of the softmax.
-    """
-
-    axes: tuple[tirx.Var, ...]
-    extents: tuple[Index, ...]
-    at: dict[tirx.Var, Index]
-    back: tuple[Index, ...]
 
 
 class Axes:

@@ -3,6 +3,10 @@ Shared by the recognition of attention."""
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable, Sequence
+
 import tvm
 from tvm import relax
 
@@ -50,11 +54,36 @@ class Graph(Values):
         return readers[0] if len(readers) == 1 and var not in self.results else None
 
     def fill(self, expr: relax.Expr) -> float | None:
-        """The number that all elements of `expr` are, also of full_like and of a scalar product."""
+        """The number that all elements of `expr` are, also of full_like and scalar arithmetic."""
         name, call = self.call(expr)
-        if name in ("full_like", "zeros_like", "ones_like"):
-            return self.number(call.args[1]) if name == "full_like" else float(name[0] == "o")
+        if name in ("zeros_like", "ones_like"):
+            return float(name == "ones_like")
+        if name == "full_like":
+            return self.fill(call.args[1])
+        if name in _ARITHMETIC and expr.ty.ndim == 0:
+            numbers = [self.fill(arg) for arg in call.args]
+            known = [number for number in numbers if number is not None]
+            return _computed(name, known) if len(known) == len(numbers) else None
         return self.number(expr)
+
+
+_ARITHMETIC: dict[str, Callable[..., float]] = {
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1.0 / math.sqrt(x),
+    "negative": operator.neg,
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "power": operator.pow,
+}
+
+
+def _computed(name: str, numbers: Sequence[float]) -> float | None:
+    try:
+        return float(_ARITHMETIC[name](*numbers))
+    except (ArithmeticError, ValueError, TypeError):
+        return None
 
 
 def shape_of(expr: relax.Expr) -> list[tvm.ir.Expr]:

@@ -30,33 +30,33 @@ class GuardReader:
         self.points, self.graph, self.masks = points, points.graph, masks
         self.scores, self.axis = scores, axis
 
-    def makes_zero(self, guards: Sequence[Guard]) -> bool:
-        """Whether rows that show no key become 0.
+    def zero_rows(self, guards: Sequence[Guard]) -> str:
+        """Which rows become 0: "none", "infinite" (those of nothing but -inf) or "hidden".
 
         Raises
         ------
         NearMiss
             For a guard that is not proved to test just this.
         """
-        for guard in guards:
-            if guard.condition is None:
-                continue  # NaN: for finite inputs, a row of nothing but -inf
-            if not self._is_empty_row(guard.condition, guard.zero_where):
-                message = "weights become 0 under a condition that is not proved to mean: no key"
-                raise NearMiss("guard-not-proved", message, guard.binding)
-        return bool(guards)
+        found = [self._rows_of(guard) for guard in guards]
+        if "hidden" in found:
+            return "hidden"
+        return "infinite" if found else "none"
 
-    def _is_empty_row(self, condition: Element, value: bool) -> bool:
-        """Whether `condition` is `value` just where a row shows no key."""
-        row, value = self._down(condition, value)
+    def _rows_of(self, guard: Guard) -> str:
+        if guard.condition is None:
+            return "infinite"  # a row of finite scores is never NaN
+        row, value = self._down(guard.condition, guard.zero_where)
         name, call = self.graph.call(row.tensor)
-        if name != ("min" if value else "max"):
-            return False
-        score = self._reduced(row, call)
-        if score is None:
-            return False
-        score, value = self._down(score, value)
-        return self._is_hidden_score(score, value) or self._is_mask(score, value)
+        score = self._reduced(row, call) if name == ("min" if value else "max") else None
+        if score is not None:
+            score, value = self._down(score, value)
+            if self._is_hidden_score(score, value):
+                return "infinite"
+            if self._is_mask(score, value):
+                return "hidden"
+        message = "weights become 0 under a condition that is not proved to mean: no key is visible"
+        raise NearMiss("guard-not-proved", message, guard.binding)
 
     def _down(self, element: Element, value: bool) -> tuple[Element, bool]:
         """Through views, casts between truth values, and negations."""

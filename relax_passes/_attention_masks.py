@@ -54,6 +54,13 @@ class _Seen:
     def is_lowest(self) -> bool:
         return self.fill != -math.inf
 
+    @property
+    def hides_or_adds(self) -> bool:
+        if self.shown is None:
+            return True
+        bounds = (self.shown.upper, self.shown.lower, *self.shown.rest)
+        return any(bound is not None for bound in bounds)
+
 
 class MaskReader:
     """Masks of one block.
@@ -66,8 +73,8 @@ class MaskReader:
     shape : (B, H, Sq, Sk)
     dtype : str
         Of the op's softmax.
-    is_zero : bool
-        A guard makes rows that show nothing 0.
+    zero_rows : str
+        As `GuardReader.zero_rows`.
     """
 
     def __init__(
@@ -76,10 +83,10 @@ class MaskReader:
         lookup: Lookup,
         shape: Sequence[Index],
         dtype: str,
-        is_zero: bool,
+        zero_rows: str,
     ) -> None:
         self.bb, self.lookup, self.shape = bb, lookup, list(shape)
-        self.dtype, self.is_zero = dtype, is_zero
+        self.dtype, self.zero_rows = dtype, zero_rows
 
     def read(self, masks: Sequence[tuple[Mask, relax.Expr]]) -> Masking:
         """
@@ -89,6 +96,7 @@ class MaskReader:
             For a mask that the op cannot say.
         """
         seen = [self._see(mask, tensor) for mask, tensor in masks]
+        seen = [one for one in seen if one.hides_or_adds]
         self._check_float16(seen)
         whole = self._as_visibility(seen)
         if whole is not None:
@@ -147,7 +155,9 @@ class MaskReader:
         return replace(bounds, bias=bias, empty_row=self._empty_row(any(lowest) and not is_full))
 
     def _empty_row(self, is_uniform: bool) -> str:
-        return "zero" if self.is_zero else "uniform" if is_uniform else "nan"
+        if self.zero_rows == "hidden" or (self.zero_rows == "infinite" and not is_uniform):
+            return "zero"
+        return "uniform" if is_uniform else "nan"
 
     def _condition(self, one: _Seen) -> relax.Expr:
         """A bool tensor, True where the key is visible."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from tvm import relax
 
+from relax_passes._attention_block import Block
 from relax_passes._attention_elements import Element, Points
 from relax_passes._attention_frame import sides_of
 from relax_passes._attention_graph import FLOATS, Graph, NearMiss, dtype_of, widest
 from relax_passes._attention_guards import GuardReader
-from relax_passes._attention_layout import Layout, Placed
+from relax_passes._attention_layout import Placed
+from relax_passes._attention_masks import Masking
 from relax_passes._attention_scores import ScoreReader
 from relax_passes._attention_weights import WeightReader
 
@@ -35,19 +37,30 @@ class Plan:
     placed : Placed
         Recipes of the operands, the masks, and the result.
     scale, softcap : float
-    is_zero : bool
-        Rows that show no key become 0.
-    dtype, scores_dtype : str
-        Of q, k, v, and of the input of the softmax.
+    zero_rows : str
+        As `GuardReader.zero_rows`.
+    dtype : str
+        Of q, k, v.
+    softmax_dtypes : tuple of str
+        Of the softmax: the first in which the masks can be said.
+    masking : Masking or None
+        Given, in place of what `masks` say.
+    call : relax.Call or None
+        The op itself, where the block is one already.
+    note : str
+        For the report.
     """
 
     result: relax.Var
     placed: Placed
     scale: float
     softcap: float
-    is_zero: bool
+    zero_rows: str
     dtype: str
-    scores_dtype: str
+    softmax_dtypes: tuple[str, ...]
+    masking: Masking | None = None
+    call: relax.Call | None = None
+    note: str = ""
 
 
 def plan(graph: Graph, softmax: Softmax) -> Plan:
@@ -64,18 +77,27 @@ def plan(graph: Graph, softmax: Softmax) -> Plan:
     scores = ScoreReader(points, key_axis).read(start)
     sides = sides_of(points, scores, key_axis)
     guards = GuardReader(points, scores.masks, start, key_axis)
-    is_zero = guards.makes_zero(weights.guards)
-    layout = Layout(points, start, softmax.axis, sides, weights)
-    result = weights.product.result
-    dtypes = [layout.query.dtype, layout.key.dtype, dtype_of(layout.value.base.tensor)]
+    zero_rows = guards.zero_rows(weights.guards)
+    block = Block(points, start, softmax.axis, sides, weights)
+    result, (query, key, value) = weights.product.result, block.operands.trails
+    dtypes = [query.dtype, key.dtype, value.dtype]
     if not {*dtypes, dtype_of(result)} <= set(FLOATS):
         raise NearMiss("not-float", f"q, k and v are {', '.join(dtypes)}", result)
+    dtype = widest(*dtypes, dtype_of(result))
     return Plan(
         result,
-        layout.place(scores.masks),
-        scores.scale * layout.query.factor * layout.key.factor * (scores.bound or 1.0),
+        block.place(scores.masks),
+        scores.scale * query.factor * key.factor * (scores.bound or 1.0),
         scores.bound or 0.0,
-        is_zero,
-        widest(*dtypes, dtype_of(result)),
-        dtype_of(softmax.scores),
+        zero_rows,
+        dtype,
+        softmax_dtypes(widest(dtype, dtype_of(softmax.scores))),
+        note="weights are returned, too: scores are computed twice" if weights.is_returned else "",
     )
+
+
+def softmax_dtypes(narrow: str) -> tuple[str, ...]:
+    """A softmax in half precision is computed in float32, unless its masks need float16."""
+    if narrow == "float16":
+        return ("float32", "float16")
+    return ("float32" if narrow == "bfloat16" else narrow,)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
+from relax_passes._adjoint import used_vars
 from relax_passes._attention_elements import Element, Points, broadcast_element
 from relax_passes._attention_graph import FLOATS, NearMiss, dtype_of, shape_of
 from relax_passes._attention_products import Product, product_of
@@ -189,6 +190,22 @@ class ScoreReader:
         hides: bool = False,
         sign: int = 1,
     ) -> Scores:
+        if self._comes_from(tensor, scores.product.result):
+            message = "the mask is computed from the scores themselves"
+            raise NearMiss("mask-of-scores", message, element.tensor)
         dtype, own = dtype_of(element.tensor), broadcast_element(tensor, element)
         mask = Mask(own, fill, hides, sign, dtype, element.tensor)
         return replace(scores, masks=(*scores.masks, mask))
+
+    def _comes_from(self, tensor: relax.Expr, source: relax.Var) -> bool:
+        """Whether `tensor` is computed from `source`, as far as a few dozen bindings show."""
+        front, seen = [tensor], {tensor}
+        while front and len(seen) < _LONGEST:
+            value = self.graph.bound.get(front.pop())
+            for var in () if value is None else used_vars(value):
+                if var.same_as(source):
+                    return True
+                if var not in seen:
+                    seen.add(var)
+                    front.insert(0, var)
+        return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tvm
@@ -9,7 +12,8 @@ from tvm import IRModule, relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._attention_anchors import softmaxes
+from relax_passes._attention_anchors import softmax_of
+from relax_passes._attention_calls import is_attention, plan_call
 from relax_passes._attention_emit import Emitter
 from relax_passes._attention_graph import Graph, NearMiss
 from relax_passes._attention_plan import Plan, plan
@@ -20,7 +24,66 @@ from sits_tvm.report import AttentionSite, Report
 
 @tvm.transform.module_pass(opt_level=0, name="CanonicalizeAttention")
 class CanonicalizeAttention:
-    """Replace attention in plain ops by one `R.sits.attention` per block."""
+    """Replace attention in plain ops by one `R.sits.attention` per block.
+
+    Starts at each softmax that leads to a product, reads up to the product of queries and keys and
+    down to that with the values, and decides at the end. Layouts are compared as index maps: how
+    queries, keys and values are transposed, split, repeated or folded does not matter. Scalar
+    factors on queries, keys and scores are one `scale`; masks are causal offset and window where
+    that is proved, else a bias. Equal up to rounding: factors move, half-precision softmax is
+    computed in float32, and unused bindings are removed. TVM's `R.nn.attention` becomes the op,
+    too; where the block is one already, repeated heads and masks of proved form are taken out.
+
+    A softmax between products that is no such attention is left alone: a note and the report name
+    the condition that failed and the binding.
+
+    Before::
+
+        @I.ir_module
+        class Before:
+            @R.function
+            def main(
+                q: R.Tensor((1, 4, "s", 16), "float32"),
+                k: R.Tensor((1, 2, "s", 16), "float32"),
+                v: R.Tensor((1, 2, "s", 16), "float32"),
+            ) -> R.Tensor((1, 4, "s", 16), "float32"):
+                s = T.int64()
+                with R.dataflow():
+                    scaled = R.multiply(q, R.const(0.25, "float32"))
+                    keys = R.repeat(k, repeats=2, axis=1)
+                    values = R.repeat(v, repeats=2, axis=1)
+                    kt = R.permute_dims(keys, axes=[0, 1, 3, 2])
+                    scores = R.matmul(scaled, kt)
+                    ones = R.ones(R.shape([s, s]), dtype="bool")
+                    visible = R.tril(ones)
+                    masked = R.where(visible, scores, R.const(float("-inf"), "float32"))
+                    weights = R.nn.softmax(masked, axis=-1)
+                    y = R.matmul(weights, values)
+                    R.output(y)
+                return y
+
+    After::
+
+        @I.ir_module
+        class After:
+            @R.function
+            def main(
+                q: R.Tensor((1, 4, "s", 16), "float32"),
+                k: R.Tensor((1, 2, "s", 16), "float32"),
+                v: R.Tensor((1, 2, "s", 16), "float32"),
+            ) -> R.Tensor((1, 4, "s", 16), "float32"):
+                with R.dataflow():
+                    out = R.sits.attention(q, k, v, scale=0.25, causal=0)
+                    y = out
+                    R.output(y)
+                return y
+
+    Parameters
+    ----------
+    report : Report, optional
+        Gets a row per block in `attention`: its attributes and what was proved of its masks, or
+        the condition that failed.
+    """
 
     def __init__(self, report: Report | None = None) -> None:
         self.report = report
@@ -34,6 +97,16 @@ class CanonicalizeAttention:
         return mod if result is mod else relax.transform.DeadCodeElimination()(result)
 
 
+def blocks(graph: Graph) -> Iterator[tuple[relax.Var, Callable[[], Plan]]]:
+    """Where attention may be, and how to plan it: softmax between products, and ops."""
+    for binding in graph.bindings:
+        var = binding.var
+        if is_attention(graph, var):
+            yield var, partial(plan_call, graph, var)
+        elif (softmax := softmax_of(graph, var)) is not None:
+            yield var, partial(plan, graph, softmax)
+
+
 @mutator
 class _Canonicalizer(PyExprMutator):
     def __init__(self, mod: IRModule, function: str, graph: Graph, report: Report | None) -> None:
@@ -41,12 +114,12 @@ class _Canonicalizer(PyExprMutator):
         self.function, self.graph, self.report = function, graph, report
         self.plans: dict[relax.Var, Plan] = {}
         self.current: relax.Var | None = None
-        for softmax in softmaxes(graph):
+        for var, make in blocks(graph):
             try:
-                found = plan(graph, softmax)
+                found = make()
                 self.plans[found.result] = found
             except NearMiss as missed:
-                self.note_near_miss(softmax.weights, missed)
+                self.note_near_miss(var, missed)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.current = binding.var
@@ -73,7 +146,8 @@ class _Canonicalizer(PyExprMutator):
         if self.report is not None:
             attrs = {key: _plain(op.attrs[key]) for key in _ATTRIBUTES}
             attrs["bias"] = str(op.args[3].ty.dtype) if len(op.args) > 3 else None
-            site = AttentionSite(self.function, result.name, True, proof, attrs)
+            reason = re.sub(r"\(?T\.int64\((-?\d+)\)\)?", r"\1", proof)
+            site = AttentionSite(self.function, result.name, True, reason, attrs)
             self.report.attention.append(site)
 
     def note_near_miss(self, block: relax.Var, missed: NearMiss) -> None:
