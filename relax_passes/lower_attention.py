@@ -1,22 +1,27 @@
-"""Lower `relax.sits.attention` to matmuls and a softmax. Runs before LegalizeOps and the fusion of
-transposes into matmuls, which then see the products."""
+"""Lower `relax.sits.attention` to a fused kernel, or to matmuls and a softmax. Runs before
+LegalizeOps and the fusion of transposes into matmuls, which then see the products."""
 
 from __future__ import annotations
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.target import Target
 
 from relax_passes._map_functions import map_functions
 from relax_passes.op._attention_plain import lower_plain
 from sits_tvm.diagnostics import Diagnostic, emit
+from tir_schedules.attention import attention_kernel
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerAttention")
 class LowerAttention:
-    """Replace every `R.sits.attention` by the plain ops that define it.
+    """Replace every `R.sits.attention` by the plain ops that define it, or by a kernel.
+
+    For a target with a kernel that takes the call, it becomes `R.call_tir` of that kernel, which
+    needs no memory for the scores. A note says why another became plain ops. Without a target:
 
     Before::
 
@@ -62,17 +67,37 @@ class LowerAttention:
                     y = heads
                     R.output(y)
                 return y
+
+    Parameters
+    ----------
+    target : Target, optional
+        Whose kernels to use. Default: none, plain ops everywhere.
     """
 
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target
+
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return map_functions(mod, lambda name, func: _Lowerer(mod, name).visit_expr(func))
+        return _Lowerer(mod, self.target).run()
 
 
 @mutator
 class _Lowerer(PyExprMutator):
-    def __init__(self, mod: IRModule, function: str) -> None:
+    def __init__(self, mod: IRModule, target: Target | None) -> None:
         super().__init__(mod)
-        self.function, self.binding = function, ""
+        self.mod, self.target = mod, target
+        self.function, self.binding = "", ""
+        self.kernels: list[relax.GlobalVar] = []
+
+    def run(self) -> IRModule:
+        out = map_functions(self.mod, self._lower)
+        for kernel in self.kernels:
+            out[kernel] = self.builder_.get()[kernel]
+        return out
+
+    def _lower(self, name: str, func: relax.Function) -> relax.Function:
+        self.function = name
+        return self.visit_expr(func)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.binding = binding.var.name
@@ -86,7 +111,18 @@ class _Lowerer(PyExprMutator):
         if unknown:
             self._refuse(unknown)
             return call
-        return lower_plain(self.builder_, call)
+        kernel = None if self.target is None else self._kernel(call)
+        return lower_plain(self.builder_, call) if kernel is None else kernel
+
+    def _kernel(self, call: relax.Call) -> relax.Expr | None:
+        call = self.builder_.normalize(call)
+        kernel = attention_kernel(call, self.target)
+        if isinstance(kernel, tirx.PrimFunc):
+            self.kernels.append(self.builder_.add_func(kernel, "attention"))
+            return relax.call_tir(self.kernels[-1], list(call.args), call.ty)
+        where = {"function": self.function, "binding": self.binding}
+        emit(Diagnostic.note("attention-plain", f"lowered to plain ops: {kernel}", **where))
+        return None
 
     def _refuse(self, unknown: list[relax.Expr]) -> None:
         message = f"shape unknown: {', '.join(f'{x} is {x.ty}' for x in unknown)}"

@@ -14,9 +14,14 @@ from __future__ import annotations
 from tvm import relax, tirx
 from tvm.target import Target
 
+from .attention_cpu import cpu_attention
+from .attention_cuda import cuda_attention
 from .attention_spec import AttentionSpec, attention_spec
 
 __all__ = ["AttentionSpec", "attention_kernel"]
+
+# TOpPattern kOpaque: FuseOps leaves calls of such a function alone.
+_OPAQUE = 8
 
 
 def attention_kernel(call: relax.Call, target: Target) -> tirx.PrimFunc | str:
@@ -37,4 +42,15 @@ def attention_kernel(call: relax.Call, target: Target) -> tirx.PrimFunc | str:
     spec = attention_spec(call)
     if isinstance(spec, str):
         return spec
-    return f"there is no kernel for {target.kind.name}"
+    kernel = _kernel(spec, target)
+    if isinstance(kernel, str):
+        return kernel
+    attrs = {"tirx.is_scheduled": True, "sits.rule": "Attention", "op_pattern": _OPAQUE}
+    return kernel.with_attr(attrs)
+
+
+def _kernel(spec: AttentionSpec, target: Target) -> tirx.PrimFunc | str:
+    kernels = {"llvm": cpu_attention, "cuda": cuda_attention}
+    if target.kind.name not in kernels:
+        return f"there is no kernel for {target.kind.name}"
+    return kernels[target.kind.name](spec, target)

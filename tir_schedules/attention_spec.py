@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import relax, tirx
 from tvm.sym import Analyzer
@@ -133,7 +134,7 @@ def _refusal(call: relax.Call) -> str | None:
     for name, argument in zip(("q", "k", "v", "bias"), call.args, strict=False):
         if not isinstance(argument.ty.shape, relax.ShapeExpr):
             return f"{name} has no known shape: {argument.ty}"
-    q, k, v = (argument.ty for argument in call.args[:3])
+    q, v = call.args[0].ty, call.args[2].ty
     if str(q.dtype) not in _DTYPES:
         return f"q, k and v are {q.dtype}; the kernel takes {', '.join(_DTYPES)}"
     softmax_dtype = str(call.attrs["softmax_dtype"])
@@ -168,6 +169,6 @@ def _is_one(dim: tirx.Expr) -> bool:
     return Analyzer().can_prove_equal(dim, 1)
 
 
-def _python(value: object) -> object:
+def _python(value: Any) -> Any:
     """An attribute as a Python number, string or None."""
     return str(value) if isinstance(value, str) else value

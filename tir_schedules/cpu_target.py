@@ -3,6 +3,14 @@
 from tvm import get_global_func
 from tvm.target import Target
 
+_DEFAULT_CORES = 8
+"""Where the target has no num-cores."""
+
+
+def cores(target: Target) -> int:
+    """Threads that a kernel should have work for."""
+    return int(target.attrs.get("num-cores", _DEFAULT_CORES))
+
 
 def vector_lanes(target: Target) -> int:
     """float32 lanes in a vector register of an llvm target: 16, 8 or 4.

@@ -8,7 +8,7 @@ from tvm.target import Target
 from tvm.tirx.script import builder as T
 
 from .contraction import LANES, Contraction
-from .cpu_target import vector_lanes
+from .cpu_target import cores, vector_lanes
 from .emit import with_emitted_body
 from .gemm import Tile, gemm
 from .gemv import Streams, gemv
@@ -19,9 +19,6 @@ _PANEL_BYTES = 1 << 20
 
 _WIDEST_PANEL, _SYMBOLIC_PANEL = 8, 4
 """Vectors of 16 columns in a panel at most, and where k is symbolic."""
-
-_DEFAULT_CORES = 8
-"""Where the target has no num-cores."""
 
 
 class Matmul(ScheduleRule):
@@ -70,8 +67,7 @@ def _tile(product: Contraction, target: Target) -> Tile:
     widths = range(vectors, max(vectors, fits) + 1, vectors)
     if not isinstance(columns, tirx.IntImm):
         return Tile(rows, vectors, widths[-1])
-    cores = int(target.attrs.get("num-cores", _DEFAULT_CORES))
-    return Tile(rows, vectors, _balanced(-(-columns.value // LANES), widths, cores))
+    return Tile(rows, vectors, _balanced(-(-columns.value // LANES), widths, cores(target)))
 
 
 def _balanced(columns: int, widths: range, cores: int) -> int:

@@ -69,6 +69,15 @@ def _exp_in_range(x: Expr) -> Expr:
     return _reduce(x, scaled)
 
 
+def exp_nonpositive(x: Expr) -> Expr:
+    """e**x of a float32 expression that is at most 0, or NaN; 0 where that is below e**-87."""
+
+    def scaled(n: Expr, r: Expr) -> Expr:
+        return (_expm1_reduced(r) + 1.0) * _power_of_two(n)
+
+    return _let(x, lambda x: tirx.Select(x < _like(-87.0, x), _like(0.0, x), _reduce(x, scaled)))
+
+
 def expm1(x: Expr) -> Expr:
     """e**x - 1 of a float32 expression, for |x| < 80."""
 

@@ -4,6 +4,7 @@ import inspect
 import textwrap
 
 import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
@@ -11,8 +12,11 @@ from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-import relax_passes.op  # noqa: F401  (registers R.sits.attention)
+import sits_tvm
 from relax_passes.lower_attention import LowerAttention
+from relax_passes.op import attention
+from sits_tvm import parse_target
+from sits_tvm.diagnostics import collect
 
 
 def verify(before, expected):
@@ -24,7 +28,8 @@ def verify(before, expected):
 
 
 def documented(name):
-    block = inspect.getdoc(LowerAttention).split(f"{name}::\n")[1].split("\n\nAfter::")[0]
+    block = inspect.getdoc(LowerAttention).split(f"{name}::\n")[1]
+    block = block.split("\n\nAfter::")[0].split("\n\nParameters\n")[0]
     return tvm.script.from_source(textwrap.dedent(block))
 
 
@@ -82,3 +87,51 @@ def test_same_numbers_as_legalize_ops():
         vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
         results.append(vm["main"](q, k).numpy())
     np.testing.assert_array_equal(*results)
+
+
+def lowered(mod):
+    target = parse_target("llvm -mcpu=haswell")
+    with collect() as notes:
+        after = LowerAttention(target)(mod)
+    return after, [note.message for note in notes]
+
+
+def test_uses_the_kernel_of_the_target():
+    """Marked so that no other schedule and no fusion touches it."""
+    after, notes = lowered(_TwoFunctions)
+    assert notes == []
+    assert relax.analysis.check_well_formed(after)
+    kernels = [f for _, f in after.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    assert len(kernels) == 3
+    assert {str(kernel.attrs["sits.rule"]) for kernel in kernels} == {"Attention"}
+    assert "nn.softmax" not in after.script()
+
+
+def test_says_why_there_is_no_kernel():
+    @I.ir_module
+    class Doubles:
+        @R.function
+        def main(q: R.Tensor((1, 2, 3, 4), "float64")):
+            return R.sits.attention(q, q, q)
+
+    after, notes = lowered(Doubles)
+    assert_structural_equal(after, LowerAttention()(Doubles))
+    assert notes == [
+        "lowered to plain ops: q, k and v are float64; the kernel takes float16, bfloat16, float32"
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernel_and_plain_ops_agree_in_a_build(dtype):
+    types = [relax.TensorType(s, dtype) for s in ((1, 4, 20, 8), (1, 2, 70, 8), (1, 2, 70, 8))]
+    args = [relax.Var(name, ty) for name, ty in zip("qkv", types, strict=True)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", args):
+        bb.emit_func_output(bb.emit(attention(*args, causal="bottom_right")))
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([int(n) for n in ty.shape]).astype(dtype) for ty in types]
+    results = []
+    for mod in (bb.get(), LowerAttention()(bb.get())):
+        vm = relax.VirtualMachine(sits_tvm.build(mod, "llvm"), tvm.cpu())
+        results.append(vm["main"](*map(tvm.runtime.tensor, arrays)).numpy().astype("float32"))
+    np.testing.assert_allclose(*results, atol=1e-6 if dtype == "float32" else 2e-2)
