@@ -3,20 +3,12 @@
 import numpy as np
 import pytest
 import tvm
+from torch_runs import Calls
 from tvm import relax
 
 import sits_tvm
 
 torch = pytest.importorskip("torch")
-
-
-class Calls(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def run(mod, params, *inputs):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import tvm
+from torch_runs import Calls, run
 from tvm import relax
 
 from relax_passes import FixQuantizeGradient
@@ -16,19 +16,6 @@ QDQ = torch.ops.quantized_decomposed
 CHANNELS = 6
 SCALES = torch.linspace(0.05, 0.4, CHANNELS)
 ZEROS = torch.tensor([0, 3, -2, 1, 7, -8], dtype=torch.int32)
-
-
-class Calls(torch.nn.Module):
-    """A module that calls `function` with its input and buffers."""
-
-    def __init__(self, function, *buffers):
-        super().__init__()
-        self.function, self.count = function, len(buffers)
-        for i, buffer in enumerate(buffers):
-            self.register_buffer(f"b{i}", buffer)
-
-    def forward(self, x):
-        return self.function(x, *[getattr(self, f"b{i}") for i in range(self.count)])
 
 
 def per_tensor(x):
@@ -90,11 +77,6 @@ def away_from_ties(scales, shape=(64, CHANNELS)):
     rng = np.random.default_rng(0)
     codes = rng.integers(-24, 24, shape) + rng.uniform(-0.4, 0.4, shape)
     return torch.tensor(codes * scales, dtype=torch.float32)
-
-
-def run(mod, params, x):
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-    return vm["main"](tvm.runtime.tensor(x.numpy()), *params.values()).numpy()
 
 
 @pytest.mark.parametrize("name", MODULES)
