@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import tvm
 from tvm import IRModule, relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -69,3 +70,9 @@ def one_function(make, *types: relax.Type, num_input: int | None = None) -> IRMo
             out = bb.emit_output(make(bb, *arguments))
         bb.emit_func_output(out)
     return bb.get()
+
+
+def run_main(mod: IRModule, *arrays: np.ndarray) -> np.ndarray:
+    """`main` compiled by TVM's own pipeline."""
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    return vm["main"](*map(tvm.runtime.tensor, arrays)).numpy()

@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 import tvm
 from attention_calls import module, tensor
+from small_modules import run_main
 from tvm import relax, tirx
 
 torch = pytest.importorskip("torch")
-
-
-def run(mod, *arrays):
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-    return vm["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
 
 def draw(*shape, dtype="float32", seed=0):
@@ -77,7 +73,7 @@ def test_equals_float64_definition(name, dynamic):
     offset = attributes.get("causal")
     offset = k.shape[2] - q.shape[2] if offset == "bottom_right" else offset
     plain = {name: value for name, value in attributes.items() if name != "causal"}
-    got = run(module(*types, **attributes), q, k, v)
+    got = run_main(module(*types, **attributes), q, k, v)
     np.testing.assert_allclose(got, reference(q, k, v, offset=offset, **plain), atol=2e-6)
 
 
@@ -85,7 +81,7 @@ def test_equals_float64_definition(name, dynamic):
 def test_empty_rows_are_what_was_asked_for(empty_row):
     q, k, v = draw(1, 4, 5, 8), draw(1, 2, 3, 8, seed=1), draw(1, 2, 3, 6, seed=2)
     types = [tensor(*x.shape) for x in (q, k, v)]
-    got = run(module(*types, causal="bottom_right", empty_row=empty_row), q, k, v)
+    got = run_main(module(*types, causal="bottom_right", empty_row=empty_row), q, k, v)
     np.testing.assert_allclose(got, reference(q, k, v, offset=-2, empty=empty_row), atol=2e-6)
 
 
@@ -106,7 +102,7 @@ def test_bias_broadcasts(shape, kind):
     bias = np.asarray(draw(*shape, seed=3), "float32")
     bias = bias > -0.8 if kind == "bool" else bias
     types = [tensor(*x.shape) for x in (q, k, v)] + [tensor(*shape, dtype=kind)]
-    got = run(module(*types, empty_row="zero", softcap=3.0), q, k, v, np.asarray(bias))
+    got = run_main(module(*types, empty_row="zero", softcap=3.0), q, k, v, np.asarray(bias))
     want = reference(q, k, v, np.asarray(bias), empty="zero", softcap=3.0)
     np.testing.assert_allclose(got, want, atol=2e-6)
 
@@ -117,7 +113,7 @@ def test_infinite_bias_and_garbage_behind_the_mask():
     k[:] = [[[[1e15] * 4, [1.0] * 4, [np.nan] * 4]]]
     bias = np.array([[0, -np.inf, -np.inf], [0, -1e30, -np.inf], [-np.inf] * 3], "float32")
     types = [tensor(*x.shape) for x in (q, k, v)] + [tensor(3, 3)]
-    got = run(module(*types, empty_row="zero", causal=0), q, k, v, bias)
+    got = run_main(module(*types, empty_row="zero", causal=0), q, k, v, bias)
     assert np.isfinite(got[0, 0, 0]).all()
     np.testing.assert_allclose(got[0, 0, 0], v[0, 0, 0], rtol=1e-6)
 
@@ -142,7 +138,7 @@ def test_no_keys_is_an_empty_row(empty_row, value):
     """TIR leaves the result of a reduction over nothing unset, so this needs code of its own."""
     s, t = tirx.Var("s", "int64"), tirx.Var("t", "int64")
     types = tensor(1, 4, s, 8), tensor(1, 2, t, 8), tensor(1, 2, t, 8)
-    got = run(
+    got = run_main(
         module(*types, causal=0, empty_row=empty_row), draw(1, 4, 5, 8), *[draw(1, 2, 0, 8)] * 2
     )
     np.testing.assert_array_equal(got, np.full((1, 4, 5, 8), value, "float32"))
@@ -153,4 +149,4 @@ def test_no_queries(keys):
     s, t = tirx.Var("s", "int64"), tirx.Var("t", "int64")
     mod = module(tensor(1, 4, s, 8), tensor(1, 2, t, 8), tensor(1, 2, t, 8), causal=0)
     k = draw(1, 2, keys, 8)
-    assert run(mod, draw(1, 4, 0, 8), k, k).shape == (1, 4, 0, 8)
+    assert run_main(mod, draw(1, 4, 0, 8), k, k).shape == (1, 4, 0, 8)

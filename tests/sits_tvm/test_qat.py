@@ -1,4 +1,4 @@
-"""prepare_qat, training, convert_qat: what is trained is what is deployed, bit for bit."""
+"""prepare_qat and convert_qat: what is trained is what is deployed, bit for bit."""
 
 import itertools
 
@@ -7,16 +7,12 @@ import pytest
 import qat_training as training
 import tvm
 from quantize_reference import Grid, quantized
-from small_modules import Mlp, mlp_params, one_function
+from small_modules import Mlp, mlp_params, one_function, run_main
 from tvm import relax
-from tvm.script import ir as I
-from tvm.script import relax as R
 
 import sits_tvm
 from relax_passes import PackFakeQuantizedWeights
-from sits_tvm import Config, QuantSpec, SitsError, convert_qat, prepare_qat
-from sits_tvm.diagnostics import collect
-from sits_tvm.report import Report
+from sits_tvm import Config, QuantSpec, convert_qat, prepare_qat
 from tir_schedules.packing import PackedLayout, unpack
 
 OP = relax.op
@@ -26,10 +22,6 @@ SPECS = [
         (2, 3, 4), ((32, "float16"), (128, "float32"), (-1, "float16")), (True, False)
     )
 ]
-
-
-def codes(error):
-    return [diagnostic.code for diagnostic in error.value.diagnostics]
 
 
 def trained(params, rng):
@@ -49,11 +41,6 @@ def linear(rng, k=100):
         lambda bb, x, w: OP.matmul(x, bb.emit(OP.permute_dims(w))), *types, num_input=1
     )
     return mod, {"a1": rng.standard_normal((24, k)).astype("float32")}
-
-
-def run_main(mod, *arrays):
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-    return vm["main"](*(tvm.runtime.tensor(array) for array in arrays)).numpy()
 
 
 def forward_weight(mod, params):
@@ -178,32 +165,6 @@ def test_a_weight_read_both_ways_is_packed_twice(rng, scales):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
-def test_choice_of_weights_and_reasons(rng):
-    """only, skip, embeddings and heads as in a build; the report and notes say what stays."""
-    model = training.transformer(40, 32, 1, 2, 8, 2)
-    params, report = model.initial(rng), Report()
-    spec = QuantSpec(group_size=32)
-    with collect() as notes:
-        _, values = prepare_qat(
-            model.mod, spec, params=params, only=("block*",), skip=("*.v",), report=report
-        )
-    chosen = [name.removesuffix(".scale") for name in values if name.endswith(".scale")]
-    assert chosen == [
-        f"block0.{n}" for n in ("attention.q", "attention.k", "attention.out", "mlp.up", "mlp.down")
-    ]
-    assert [row.name for row in report.quantized] == chosen
-    assert {row.name: row.reason.split(":")[0] for row in report.skipped} == {
-        "embedding": "skipped",
-        "block0.attention.v": "skipped",
-        "head": "skipped",
-    }
-    assert len(notes) == 3
-    _, everything = prepare_qat(
-        model.mod, spec, params=params, quantize_embedding=True, quantize_head=True
-    )
-    assert {"embedding.scale", "head.scale"} <= set(everything)
-
-
 def test_the_functions_of_training_go(rng):
     mod, params = linear(rng)
     qat, values = prepare_qat(mod, QuantSpec(group_size=32), params=params)
@@ -228,155 +189,3 @@ def test_dead_parameters_go(rng):
     deployed, frozen = convert_qat(mod, {**params, "unused": np.zeros(3, "float32")})
     assert [a.name for a in deployed["main"].params] == ["a0", "a1", "a1.scale"]
     assert list(frozen) == ["a1", "a1.scale"]
-
-
-def broken(params, name, value):
-    changed = training.copied(params)
-    changed[name][2, 1] = value
-    return changed
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "code", "said"),
-    [
-        ("up.scale", 0, "scale-not-positive", r"1 of 256 .*`up.scale`.*the first is 0 at \(2, 1\)"),
-        ("up.scale", -0.1, "scale-not-positive", "-0.1 at"),
-        ("down.scale", np.nan, "scale-not-positive", "`down.scale`.*nan"),
-        ("up.scale", 1e-9, "scale-not-positive", "not positive and finite in float16"),
-        ("up.scale", 1e6, "scale-not-positive", "in float16"),
-        ("up.zero_point", np.inf, "zero-point-not-finite", "`up.zero_point`"),
-    ],
-)
-def test_convert_refuses_what_cannot_be_deployed(rng, name, value, code, said):
-    spec = QuantSpec(group_size=32, symmetric=False)
-    mod, params = prepare_qat(Mlp, spec, params=mlp_params(rng))
-    with pytest.raises(SitsError, match=said) as error:
-        convert_qat(mod, broken(params, name, value), spec)
-    assert codes(error) == [code]
-
-
-def test_convert_lists_all_that_is_wrong(rng):
-    mod, params = prepare_qat(Mlp, QuantSpec(group_size=32), params=mlp_params(rng))
-    values = broken(params, "up.scale", -1)
-    del values["bias"], values["down.scale"]
-    with pytest.raises(SitsError) as error:
-        convert_qat(mod, values, QuantSpec(bits=3, group_size=64))
-    assert sorted(codes(error)) == sorted(
-        ["spec-mismatch", "scale-not-positive", "spec-mismatch"] + ["params-missing"] * 2
-    )
-    assert "bits=4, not 3, group_size=32, not 64" in str(error.value)
-    with pytest.raises(SitsError, match="no Relax function 'forward'"):
-        convert_qat(mod, params, func="forward")
-    with pytest.raises(SitsError, match=r"func is empty.*\nhelp: its functions are main"):
-        convert_qat(mod, params, func=())
-
-
-@pytest.mark.parametrize("spec", [None, QuantSpec(group_size=32)])
-def test_convert_refuses_what_prepare_qat_has_not_prepared(rng, spec):
-    with pytest.raises(SitsError, match=r"prepare_qat") as error:
-        convert_qat(Mlp, mlp_params(rng), spec)
-    assert codes(error) == ["nothing-to-convert"]
-
-
-@I.ir_module
-class Caller:
-    @R.function(private=True)
-    def product(
-        x: R.Tensor((4, 64), "float32"), w: R.Tensor((32, 64), "float32"),
-        scale: R.Tensor((32, 2), "float32"),
-    ) -> R.Tensor((4, 32), "float32"):  # fmt: skip
-        q = R.sits.fake_quantize(w, scale, group_size=32)
-        y = R.matmul(x, R.permute_dims(q))
-        return y
-
-    @R.function
-    def main(
-        x: R.Tensor((4, 64), "float32"), w: R.Tensor((32, 64), "float32"),
-        scale: R.Tensor((32, 2), "float32"),
-    ) -> R.Tensor((4, 32), "float32"):  # fmt: skip
-        R.func_attr({"num_input": 1})
-        y = Caller.product(x, w, scale)
-        return y
-
-
-def test_convert_takes_weights_that_a_called_function_quantizes(rng):
-    params = {
-        "w": rng.standard_normal((32, 64)).astype("float32"),
-        "scale": np.ones((32, 2), "float32"),
-    }
-    deployed, frozen = convert_qat(Caller, params)
-    assert set(frozen) == {"w", "scale"}
-    built = sits_tvm.build(deployed, "llvm", params=frozen)
-    assert [row.name for row in built.report.quantized] == ["w"]
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        ({"scales": "lsq"}, "qat-option", "scales='lsq' is not supported; it takes 'learned'"),
-        ({"activation": "int4"}, "qat-option", "activation='int4' is not supported"),
-        ({"func": "forward"}, "no-such-function", "'forward'"),
-        ({"func": ()}, "no-such-function", "func is empty"),
-        ({"only": ("none",)}, "nothing-to-quantize", "none of only="),
-        ({"params": {"up": np.zeros((2, 2), "float32")}}, "params-mismatch", "up"),
-    ],
-)
-def test_prepare_refuses(rng, options, code, said):
-    options = {"params": mlp_params(rng), **options}
-    with pytest.raises(SitsError, match=said) as error:
-        prepare_qat(Mlp, QuantSpec(group_size=32), **options)
-    assert code in codes(error)
-
-
-def test_prepare_refuses_weights_that_are_not_finite(rng):
-    params = mlp_params(rng)
-    params["up"][3, 3], params["down"][0, 0] = np.nan, np.inf
-    with pytest.raises(SitsError) as error:
-        prepare_qat(Mlp, QuantSpec(group_size=32), params=params)
-    assert codes(error) == ["weight-not-quantizable"] * 2
-
-
-def test_training_recovers_what_rounding_costs_on_digits():
-    """W3, groups of 32: deployed loss on held-out digits of rounding, and of training; two seeds.
-
-    Float32 is trained as long as the quantized model. `bench_qat` does more of the same.
-    """
-    pytest.importorskip("sklearn")
-    x, labels = training.digits()
-    spec, model = QuantSpec(bits=3, group_size=32), training.mlp((64, 64, 32, 10), 128)
-    steps, losses = {}, []
-
-    def batches(seed):
-        draw = np.random.default_rng(seed)
-        while True:
-            picked = draw.integers(0, 1408, 128)
-            yield x[picked], labels[picked]
-
-    def train(mod, params, seed, rate):
-        if len(mod["main"].params) not in steps:
-            step = training.gradient_function(mod, model.rows, model.classes, list(params))
-            steps[len(mod["main"].params)] = step
-
-        def rates(t, name):
-            return rate(t) * (0.1 if name.endswith(".scale") else 1)
-
-        training.adam(params, steps[len(mod["main"].params)], batches(seed), rates, 150)
-
-    def loss(mod, params, config=None):
-        logits = training.logits_of(mod, params, config)
-        parts = [slice(i, i + 128) for i in range(1408, 1792, 128)]
-        return np.mean([training.cross_entropy(logits(x[p]), labels[p]) for p in parts])
-
-    for seed in (0, 1):
-        params = model.initial(np.random.default_rng(seed))
-        train(model.mod, params, 2 * seed, lambda t: 1e-2 * (1 - 0.7 * t))
-        mod, learned = prepare_qat(model.mod, spec, params=params)
-        learned = training.copied(learned)
-        train(model.mod, params, 2 * seed + 1, lambda t: 3e-3 * (1 - t))
-        train(mod, learned, 2 * seed + 1, lambda t: 3e-3 * (1 - t))
-        rounded = loss(model.mod, params, Config(quant=spec))
-        losses.append((loss(model.mod, params), rounded, loss(*convert_qat(mod, learned, spec))))
-    full, rounded, aware = np.mean(losses, axis=0)
-    print(f"fp32 {full:.4f}, rounded {rounded:.4f}, trained {aware:.4f}")
-    assert rounded > full + 0.02  # rounding costs something that can be recovered
-    assert rounded - aware >= 0.7 * (rounded - full)
