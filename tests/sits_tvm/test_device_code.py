@@ -6,28 +6,22 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+from cuda_sources import Linear, holding, needs_nvcc
 from small_modules import one_function
 from tvm import relax, tirx
-from tvm.script import ir as I
-from tvm.script import relax as R
 
 import sits_tvm
-from sits_tvm import Config, QuantSpec, device_code
-from sits_tvm._sass import Instruction, count, main_loop
+from sits_tvm import Config, QuantSpec
 from sits_tvm.device_code import (
     Launch,
     check_device_code,
-    check_launches,
     compile_device_code,
     find_toolkit,
     record_launches,
 )
-from sits_tvm.diagnostics import SitsError
 from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.report import Kernel, Report
 from sits_tvm.target import parse_target
-
-needs_nvcc = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
 
 
 def test_the_compiler_is_there():
@@ -62,24 +56,6 @@ extern "C" __global__ void __launch_bounds__(32) copy_kernel(const uint4* a, uin
   c[threadIdx.x] += 1;
 }
 """
-
-
-@I.ir_module
-class Linear:
-    @R.function
-    def main(x: R.Tensor(("n", 512), "float16"), w: R.Tensor((1024, 512), "float16")) -> R.Tensor(
-        ("n", 1024), "float16"
-    ):
-        with R.dataflow():
-            y = R.nn.softmax(R.matmul(x, R.permute_dims(w)), axis=-1)
-            R.output(y)
-        return y
-
-
-def holding(source):
-    """What an executable with this CUDA text looks like from outside."""
-    cuda = SimpleNamespace(kind="cuda", imports=[], inspect_source=lambda: source)
-    return SimpleNamespace(mod=SimpleNamespace(kind="vm", imports=[cuda]))
 
 
 @pytest.fixture(scope="module")
@@ -191,88 +167,6 @@ def test_counts_agree_with_the_text_of_nvdisasm(handwritten):
         assert ours == text.get(name, 0), name
 
 
-BROKEN = r"""
-#include <cuda_fp16.h>
-extern "C" __global__ void good_kernel(half* a);
-extern "C" __global__ void bad_kernel(half* a);
-extern "C" __global__ void __launch_bounds__(32) good_kernel(half* a) {
-  a[0] = hrint(a[0]);
-}
-extern "C" __global__ void __launch_bounds__(32) bad_kernel(half* a) {
-  a[0] = hnearbyint(a[0]);
-}
-extern "C" __global__ void __launch_bounds__(32) worse_kernel(half* a) {
-  a[0] = hsinh(a[0]);
-}
-"""
-
-
-@needs_nvcc
-def test_an_error_names_the_kernel_and_all_are_listed():
-    with pytest.raises(SitsError) as caught:
-        compile_device_code(holding(BROKEN), "sm_90")
-    bad, worse = caught.value.diagnostics
-    assert bad.code == worse.code == "device-code-invalid"
-    assert (bad.function, worse.function) == ("bad", "worse")
-    assert 'kernel bad_kernel does not compile: error: identifier "hnearbyint"' in bad.message
-
-
-@needs_nvcc
-def test_an_error_of_ptxas_names_the_kernel():
-    source = """
-extern "C" __global__ void first_kernel(int* a) {
-  a[0] = 1;
-}
-extern "C" __global__ void second_kernel(int* a) {
-  asm volatile("wgmma.fence.sync.aligned;");
-}
-"""
-    with pytest.raises(SitsError) as caught:
-        compile_device_code(holding(source), "sm_90")
-    assert {problem.function for problem in caught.value.diagnostics} == {"second"}
-    assert "wgmma.fence" in caught.value.diagnostics[0].message
-
-
-@needs_nvcc
-def test_too_much_static_shared_memory_names_the_kernel():
-    source = """
-extern "C" __global__ void big_kernel(int* a) {
-  __shared__ int s[20000];
-  s[threadIdx.x] = a[threadIdx.x];
-  __syncthreads();
-  a[threadIdx.x] = s[31 - threadIdx.x];
-}
-"""
-    with pytest.raises(SitsError) as caught:
-        compile_device_code(holding(source), "sm_90")
-    assert caught.value.diagnostics[0].function == "big"
-
-
-def test_launches_beyond_the_hardware_are_refused_before_nvcc():
-    launches = {
-        "static_kernel": Launch(("n",), ("32",), 49153, 0),
-        "dynamic_kernel": Launch(("n",), ("32",), 0, 232449),
-        "threads_kernel": Launch(("n",), ("64", "32"), 0, 0),
-        "fine_kernel": Launch(("n",), ("64", "16"), 49152, 232448),
-        "symbolic_kernel": Launch(("n",), ("n",), 0, "n * 4"),
-    }
-    with pytest.raises(SitsError) as caught:
-        check_launches(launches, "sm_90a")
-    found = {problem.function: problem.message for problem in caught.value.diagnostics}
-    assert set(found) == {"static", "dynamic", "threads"}
-    assert "49153 bytes of static shared memory, more than the 49152" in found["static"]
-    assert "232448 of sm_90a" in found["dynamic"]
-    assert "2048 threads" in found["threads"]
-
-
-def test_without_nvcc_a_build_stops_first_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(device_code, "find_toolkit", lambda: None)
-    monkeypatch.setattr("sits_tvm.driver.run_graph_passes", None)  # would be called next
-    with pytest.raises(SitsError, match="nvcc-missing") as caught:
-        sits_tvm.build(Linear, "cuda -arch=sm_90")
-    assert "pip install 'sits_tvm[cuda]'" in caught.value.diagnostics[0].help
-
-
 def test_other_instruments_keep_running():
     import tvm
 
@@ -287,33 +181,3 @@ def test_other_instruments_keep_running():
         assert tvm.transform.PassContext.current().opt_level == 3
         relax.transform.LegalizeOps()(Linear)
     assert "LegalizeOps" in seen
-
-
-def sass(*lines):
-    return [Instruction(*line.partition(" ")[::2]) for line in lines]
-
-
-def test_main_loop_is_the_innermost_that_multiplies():
-    """The wait at 2 does not make the loop around it an outer one; the outer loop is no match."""
-    code = sass(
-        "MOV R1,RZ",  # 0x00
-        "LDG.E.128 R4,[R2]",  # 0x10: main loop
-        "SYNCS.TRY R3",  # 0x20: wait
-        "BRA 0x20",  # 0x30
-        "HMMA.16816.F32 R8,R4,R6,R8",  # 0x40
-        "BRA P0,0x10",  # 0x50
-        "FFMA R1,R1,R2,R3",  # 0x60
-        "BRA 0x0",  # 0x70: outer loop
-        "EXIT",  # 0x80
-        "BRA 0x90",  # 0x90: the trap after EXIT
-    )
-    found = count(main_loop(code))
-    assert (found["total"], found["HMMA"], found["FFMA"], found["LDG.128"]) == (5, 1, 0, 1)
-
-
-def test_a_loop_without_arithmetic_is_no_main_loop():
-    assert main_loop(sass("LDG.E R4,[R2]", "BRA P0,0x0", "EXIT")) == []
-
-
-def test_padding_is_not_counted():
-    assert count(sass("EXIT", "NOP", "NOP"))["total"] == 1
