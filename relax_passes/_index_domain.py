@@ -14,6 +14,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import Range
 from tvm.sym import Analyzer, ConstIntBound
+from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey
 
 from relax_passes._polynomials import Polynomial
@@ -140,6 +141,18 @@ class Domain:
     def is_of_dimensions(self, p: Polynomial) -> bool:
         """Whether p depends on the dimensions of tensors alone."""
         return p.unknowns() <= self._least.keys()
+
+    def is_bounded(self, p: Polynomial) -> bool:
+        """Whether p depends on places and dimensions alone, each to the first power."""
+        is_low = all(len(set(m)) == len(m) <= 2 for m in p.terms)
+        return is_low and all(self._is_known(number) for number in p.unknowns())
+
+    def _is_known(self, number: int) -> bool:
+        if number in self._least or number in self._extents:
+            return True
+        atom = self._atoms[number]
+        variables = [] if isinstance(atom, tirx.Var) else undefined_vars(atom, [])
+        return bool(variables) and all(self._is_known(self._number(v)) for v in variables)
 
     def is_natural(self, expr: Index) -> bool:
         """Whether expr ≥ 0 at every point. False: not proved."""

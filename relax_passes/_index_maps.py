@@ -8,7 +8,7 @@ from tvm import relax, tirx
 
 from relax_passes._index_domain import Domain, Index
 from relax_passes._index_values import IndexValues
-from relax_passes._view_steps import Lookup, resolve, shape_of
+from relax_passes._tensors import Lookup, resolve, shape_of
 
 __all__ = ["Lookup", "View", "view_of"]
 

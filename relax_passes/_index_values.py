@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 from tvm_ffi import StructuralKey
 
 from relax_passes._constant_values import constant_value
-from relax_passes._formulas import Formulas, TooManyCases
+from relax_passes._formulas import Formulas, TooManyCases, cases
 from relax_passes._index_domain import Domain, Index
-from relax_passes._value_rules import INTEGERS, RULES, Unknown
-from relax_passes._view_steps import Lookup, ViewSteps, broadcast, resolve, shape_of
+from relax_passes._number_rules import NUMBER_RULES
+from relax_passes._tensors import Lookup, broadcast, resolve, shape_of
+from relax_passes._truth_rules import TRUTH_RULES
+from relax_passes._value_casts import Unknown
+from relax_passes._view_steps import ViewSteps
 
 _MAX_STEPS, _MAX_DEPTH = 4000, 120  # values that are used twice may unfold without end
-_LARGEST = {"int32": 1 << 24, "int64": 1 << 48}  # beyond it sums may wrap around, too
+_RULES = {f"relax.{name}": rule for name, rule in (NUMBER_RULES | TRUTH_RULES).items()}
+# The greatest factor and summand for which sums of positions surely do not wrap around.
+_GREATEST = {"int32": (1 << 8, 1 << 24), "int64": (1 << 24, 1 << 48)}
 
 
 Note = Callable[[relax.Expr, Sequence[Index], Index], None]
@@ -67,7 +71,7 @@ class IndexValues:
             raise Unknown
         if isinstance(expr, GenericConst):
             return self._constant(expr, at)
-        rule = RULES.get(getattr(getattr(expr, "op", None), "name", ""))
+        rule = _RULES.get(getattr(getattr(expr, "op", None), "name", ""))
         if rule is None:
             raise Unknown
         shape = shape_of(expr)
@@ -76,20 +80,20 @@ class IndexValues:
         return self._in_range(rule(self, expr, at), str(expr.ty.dtype))
 
     def _in_range(self, value: Index, dtype: str) -> Index:
-        """Integers that cannot have wrapped around: wide ones, of lengths and small constants."""
-        if str(value.ty) == "int64" and dtype not in INTEGERS:
-            raise Unknown
+        """Refuse integers that may have wrapped around."""
+        factor, summand = _GREATEST.get(dtype, (0, 128))
+        for case in cases(value) if str(value.ty) == "int64" else ():
+            p = self.domain.polynomial(case)
+            sizes = [abs(c) <= (factor if monomial else summand) for monomial, c in p.terms.items()]
+            if not all(sizes) or not (isinstance(case, tirx.Var) or self.domain.is_bounded(p)):
+                raise Unknown
         return value
 
     def _constant(self, const: GenericConst, at: list[Index]) -> Index:
-        array, dtype = const.value.numpy(), str(const.ty.dtype)
-        limit = _LARGEST.get(dtype)
-        if array.dtype.kind in "iu" and (limit is None or (np.abs(array) > limit).any()):
-            raise Unknown
-        value = constant_value(array, at, self.formulas)
+        value = constant_value(const.value.numpy(), at, self.formulas)
         if value is None:
             raise Unknown
-        return value
+        return self._in_range(value, str(const.ty.dtype))
 
     def _variable(self, expr: relax.Expr, at: Sequence[Index]) -> tirx.Var:
         key = (expr, *(StructuralKey(index) for index in at))

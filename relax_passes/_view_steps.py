@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tvm import relax, tirx
 
+from relax_passes import _view_lookups
 from relax_passes._index_domain import Domain, Index, integer, is_integer
-
-Lookup = Callable[[relax.Var], relax.Expr | None]  # what a variable is bound to
-Element = tuple[relax.Expr, list[Index]]  # a tensor and the place in it
-# The integer at a place of an index tensor, None where it is not known.
-ValueOf = Callable[[relax.Expr, Sequence[Index]], Index | None]
-
-
-def shape_of(expr: relax.Expr) -> list[Index] | None:
-    """The dimensions of a tensor, None where they are not known."""
-    shape = getattr(expr.ty, "shape", None)
-    return list(shape) if isinstance(shape, relax.ShapeExpr) else None
-
-
-def resolve(expr: relax.Expr, lookup: Lookup) -> relax.Expr:
-    """What computes `expr`: bindings followed, tuples opened."""
-    while True:
-        if isinstance(expr, relax.TupleGetItem):
-            fields = resolve(expr.tuple_value, lookup)
-            if not isinstance(fields, relax.Tuple):
-                return expr
-            expr = fields.fields[expr.index]
-        elif isinstance(expr, relax.Var):
-            bound = lookup(expr)
-            if bound is None:
-                return expr
-            expr = bound
-        else:
-            return expr
-
-
-def broadcast(
-    source: relax.Expr, indices: Sequence[Index], shape: Sequence[Index], domain: Domain
-) -> list[Index] | None:
-    """Where a tensor is read that is broadcast to `shape`; None where that is not proved."""
-    dims = shape_of(source)
-    if dims is None or len(dims) > len(shape):
-        return None
-    domain.note_shape(dims)
-    skipped, result = len(shape) - len(dims), []
-    for dim, index, full in zip(dims, indices[skipped:], shape[skipped:], strict=True):
-        if is_integer(dim, 1):
-            result.append(integer(0))
-        elif domain.is_equal(dim, full):
-            result.append(index)
-        else:
-            return None
-    return result
+from relax_passes._reshapes import regroup, unravel
+from relax_passes._tensors import Element, Lookup, ValueOf, broadcast, resolve, shape_of
 
 
 class ViewSteps:
@@ -203,54 +159,6 @@ class ViewSteps:
             indices[axis] = self.domain.simplify(behind)
         return None
 
-    def take(self, call: relax.Call, indices: list[Index]) -> Element | None:
-        source, places = call.args
-        if not isinstance(places.ty, relax.TensorType) or source.ty.ndim < 1:
-            return None
-        axis, rank = call.attrs.axis, places.ty.ndim
-        if rank < 0 or (axis is None and source.ty.ndim != 1):
-            return None
-        at = int(axis or 0) % source.ty.ndim
-        value = self._place(places, indices[at : at + rank], source, at)
-        if value is None:
-            return None
-        return source, [*indices[:at], value, *indices[at + rank :]]
-
-    def gather_elements(self, call: relax.Call, indices: list[Index]) -> Element | None:
-        source, places = call.args
-        axis = int(call.attrs.axis) % len(indices)
-        value = self._place(places, indices, source, axis)
-        if value is None:
-            return None
-        return source, [*indices[:axis], value, *indices[axis + 1 :]]
-
-    def index_tensor(self, call: relax.Call, indices: list[Index]) -> Element | None:
-        """x[t0, t1, …]: the tensors are broadcast together and take the place of as many axes."""
-        source, tensors = call.args[0], resolve(call.args[1], self.lookup)
-        shape = shape_of(call)
-        if shape is None or not isinstance(tensors, relax.Tuple):
-            return None
-        rank = len(shape) - (source.ty.ndim - len(tensors.fields))
-        found: list[Index] = []
-        for axis, places in enumerate(tensors.fields):
-            at = broadcast(places, indices[:rank], shape[:rank], self.domain)
-            value = None if at is None else self._place(places, at, source, axis)
-            if value is None:
-                return None
-            found.append(value)
-        return source, [*found, *indices[rank:]]
-
-    def _place(
-        self, places: relax.Expr, at: Sequence[Index], source: relax.Expr, axis: int
-    ) -> Index | None:
-        """The value of an index tensor, None unless it is proved to lie inside `axis`."""
-        dims, value = shape_of(source), self.value_of(places, at)
-        if dims is None or value is None:
-            return None
-        self.domain.note_shape(dims)
-        natural = self.domain.is_natural
-        return value if natural(value) and natural(dims[axis] - 1 - value) else None
-
 
 _READS = {
     f"relax.{name}": getattr(ViewSteps, name)
@@ -259,17 +167,19 @@ _READS = {
         "concat",
         "expand_dims",
         "flip",
-        "gather_elements",
-        "index_tensor",
         "permute_dims",
         "repeat",
         "reshape",
         "squeeze",
         "strided_slice",
-        "take",
         "tile",
     )
-} | {"relax.flatten": ViewSteps.reshape}
+} | {
+    "relax.flatten": ViewSteps.reshape,
+    "relax.gather_elements": _view_lookups.gather_elements,
+    "relax.index_tensor": _view_lookups.index_tensor,
+    "relax.take": _view_lookups.take,
+}
 
 
 def _is_endless(bound: Index) -> bool:
@@ -285,57 +195,3 @@ def _split_begin(call: relax.Call, field: int, dim: Index | None) -> Index | Non
             return None
         return integer(-(-int(dim) // int(parts)) * field)
     return integer(0) if field == 0 else integer(int(parts[field - 1]))
-
-
-def regroup(
-    indices: Sequence[Index], shape: Sequence[Index], dims: Sequence[Index], domain: Domain
-) -> list[Index]:
-    """The place in a row-major tensor of `dims` that is place `indices` of its reshape to `shape`.
-
-    Dimensions are matched in the smallest groups of equal size, so that no product is divided
-    that need not be.
-    """
-    result: list[Index] = []
-    i = j = 0
-    while i < len(shape) or j < len(dims):
-        a, b = _group(shape[i:], dims[j:], domain)
-        if a == b == 1:
-            result.append(indices[i])
-        else:
-            flat = _ravel(indices[i : i + a], shape[i : i + a], domain)
-            result += unravel(flat, dims[j : j + b], domain)
-        i, j = i + a, j + b
-    return result
-
-
-def _group(shape: Sequence[Index], dims: Sequence[Index], domain: Domain) -> tuple[int, int]:
-    """How many leading dimensions of each have the same product; all of them if none fewer."""
-    for total in range(1, len(shape) + len(dims)):
-        for a in range(max(1, total + 1 - len(dims)), min(total, len(shape)) + 1):
-            b = total + 1 - a
-            if domain.is_equal(_product(shape[:a]), _product(dims[:b])):
-                return a, b
-    return len(shape), len(dims)
-
-
-def _product(dims: Sequence[Index]) -> Index:
-    result: Index = integer(1)
-    for dim in dims:
-        result = result * dim
-    return result
-
-
-def _ravel(indices: Sequence[Index], shape: Sequence[Index], domain: Domain) -> Index:
-    flat: Index = integer(0)
-    for index, dim in zip(indices, shape, strict=True):
-        flat = flat * dim + index
-    return domain.simplify(flat)
-
-
-def unravel(flat: Index, dims: Sequence[Index], domain: Domain) -> list[Index]:
-    """The indices of element `flat` of a row-major tensor of `dims`."""
-    result: list[Index] = []
-    for dim in reversed(dims[1:]):
-        flat, index = domain.divide(flat, dim)
-        result.append(index)
-    return [*([flat] if dims else []), *reversed(result)]

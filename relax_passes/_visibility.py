@@ -13,7 +13,7 @@ from relax_passes._bands import NOTHING, Band, Bands
 from relax_passes._formulas import cases
 from relax_passes._index_domain import Domain, Index, integer, is_integer
 from relax_passes._index_values import IndexValues
-from relax_passes._view_steps import Lookup, broadcast, shape_of
+from relax_passes._tensors import Lookup, broadcast, shape_of
 
 __all__ = ["Lookup", "Visibility", "additive_visibility", "every_row_sees_a_key", "visibility"]
 

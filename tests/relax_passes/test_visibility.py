@@ -145,6 +145,10 @@ def number(value: int) -> relax.Expr:
     return relax.const(value, "int64")
 
 
+def below(offset: int) -> relax.Expr:
+    return R.less_equal(arange(s), R.add(row(s), number(offset)))
+
+
 TRIL = relax.const(np.tril(np.ones((16, 16), bool)))
 
 
@@ -183,6 +187,27 @@ def cut(table: relax.Expr, begin: Any, queries: Any, keys: Any) -> relax.Expr:
         pytest.param(
             lambda: R.logical_or(R.less_equal(arange(s), row(s)), R.greater(arange(s), row(s))),
             s, s, None, None, id="a mask that hides nothing",
+        ),
+        pytest.param(
+            lambda: R.less_equal(
+                R.multiply(arange(s), number(2)),
+                R.add(R.multiply(row(s), number(2)), number(3)),
+            ),
+            s, s, 1, None, id="half steps",
+        ),
+        pytest.param(
+            lambda: R.less(arange(s), R.reshape(R.cumsum(R.ones((s,), "int64")), (s, 1))),
+            s, s, 0, None, id="counted positions",
+        ),
+        pytest.param(
+            lambda: R.logical_or(
+                R.logical_and(below(1), below(-2)), R.logical_and(below(-3), below(-4))
+            ),
+            s, s, -2, None, id="unions of intersections",
+        ),
+        pytest.param(
+            lambda: R.astype(relax.const(np.eye(16, dtype=np.uint8)), "bool"),
+            16, 16, 0, 0, id="a stored diagonal of bytes",
         ),
         pytest.param(
             lambda: R.greater_equal(row(s), number(0)), s, s, None, None, id="bidirectional"
