@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tvm import relax
 from tvm.ir import Op
@@ -10,26 +11,41 @@ from tvm.ir import Op
 from relax_passes._adjoint import used_vars
 
 
-def first_without_gradient(
-    bindings: Sequence[relax.Binding], ends: dict[relax.Var, relax.Binding]
-) -> dict[relax.Var, relax.Binding]:
-    """For each parameter the first op up to its end whose gradient rule gives nothing for it.
+@dataclass(frozen=True)
+class Cuts:
+    """`places`: for each parameter the first op up to its end whose gradient rule gives nothing.
+
+    `failures`: the ops whose rule raises, and what; of them nobody can tell.
+    """
+
+    places: dict[relax.Var, relax.Binding]
+    failures: list[tuple[relax.Binding, Exception]]
+
+
+def find_cuts(bindings: Sequence[relax.Binding], ends: dict[relax.Var, relax.Binding]) -> Cuts:
+    """Where the gradients of the parameters end; `ends` are the last ops where they may.
 
     Visits each binding once, whatever the number of parameters.
     """
     order = {binding.var: i for i, binding in enumerate(bindings)}
     last = max((order[end.var] for end in ends.values()), default=-1)
     first: dict[relax.Var, int] = {}
+    failures: list[tuple[relax.Binding, Exception]] = []
     for binding in reversed(_reached_from(ends, bindings[: last + 1])):
-        nothing = _given_nothing(binding)
+        try:
+            nothing = _given_nothing(binding)
+        except Exception as error:  # a rule may refuse in any way; then another place is named
+            nothing = set()
+            failures.append((binding, error))
         for var in used_vars(binding.value):
             own = order[binding.var] if var in nothing else first.get(binding.var, len(bindings))
             first[var] = min(own, first.get(var, own))
-    return {
+    places = {
         param: bindings[first[param]]
         for param, end in ends.items()
         if first.get(param, len(bindings)) <= order[end.var]
     }
+    return Cuts(places, failures)
 
 
 def _reached_from(
@@ -52,12 +68,9 @@ def _given_nothing(binding: relax.Binding) -> set[relax.Var]:
     if rule is None:
         return set(used_vars(call))
     output = relax.Var("output_gradient", binding.var.ty)
-    try:
-        bb = relax.BlockBuilder()
-        with bb.testing_scope(def_vars=[]):
-            partials = list(rule(binding.var, call, output, bb))
-    except Exception:  # a rule may refuse in any way; then another place is named
-        return set()
+    bb = relax.BlockBuilder()
+    with bb.testing_scope(def_vars=[]):
+        partials = list(rule(binding.var, call, output, bb))
     pairs = zip(call.args, partials, strict=False)
     return {arg for arg, partial in pairs if isinstance(arg, relax.Var) and _is_nothing(partial)}
 

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from relax_passes._adjoint import SUFFIX, Adjoint, identifier, primal_name, used_vars
-from relax_passes._gradient_cuts import first_without_gradient
+from relax_passes._gradient_cuts import find_cuts
 from sits_tvm.diagnostics import Diagnostic
 
 _DIFFERENTIATE = "run FixQuantizeGradient, or sits_tvm.differentiate(), which runs it for you"
@@ -47,10 +47,12 @@ def _cut_paths(adjoint: Adjoint) -> Iterator[Diagnostic]:
         if _bits(param) and not any(var in carried for var in used_vars(gradient))
     ]
     ends = {param: below[param] for param in constant if param in used}
-    places = first_without_gradient(adjoint.forward_bindings(), ends)
+    cuts = find_cuts(adjoint.forward_bindings(), ends)
+    for binding, error in cuts.failures:
+        yield _failed_rule(adjoint, binding, error)
     for param in constant:
         if param in used:
-            yield _cut(adjoint, param, places.get(param), ends[param])
+            yield _cut(adjoint, param, cuts.places.get(param), ends[param])
         else:
             message = f"the loss does not depend on `{param.name}`, so its gradient is zero"
             where = {"function": adjoint.name, "binding": param.name}
@@ -65,6 +67,18 @@ def _cut(
     where = f"at `{name}`" if found is not None else f"between `{param.name}` and `{name}`"
     message = f"the gradient of `{param.name}` is cut {where}: what arrives is a constant"
     return _error("gradient-cut", message, adjoint, name, found or end)
+
+
+def _failed_rule(adjoint: Adjoint, binding: relax.Binding, error: Exception) -> Diagnostic:
+    """The note at an op of which nobody can tell whether a gradient passes."""
+    name, said = binding.var.name, (str(error).splitlines() or [""])[0]
+    message = (
+        f"the gradient rule of {binding.value.op.name} raises {type(error).__name__}: {said}; "
+        f"a gradient that is cut at `{name}` is reported at another op"
+    )
+    help_ = "let the rule (FPrimalGradient) return one partial for each argument"
+    where = _where(adjoint, name, binding)
+    return Diagnostic.note("gradient-rule-failed", message, help=help_, **where)
 
 
 def _depend_on_seed(adjoint: Adjoint) -> set[relax.Var]:
@@ -194,7 +208,10 @@ def _bits(var: relax.Var) -> int:
 def _error(
     code: str, message: str, adjoint: Adjoint, at: str, binding: relax.Binding | None
 ) -> Diagnostic:
+    return Diagnostic.error(code, message, help=_DIFFERENTIATE, **_where(adjoint, at, binding))
+
+
+def _where(adjoint: Adjoint, at: str, binding: relax.Binding | None) -> dict[str, str]:
     lines = str(binding or "").splitlines()
     ir = "\n".join(line for line in lines if line.startswith(f"{at}:"))
-    where = {"function": f"{adjoint.name}{SUFFIX}", "binding": at, "ir": ir}
-    return Diagnostic.error(code, message, help=_DIFFERENTIATE, **where)
+    return {"function": f"{adjoint.name}{SUFFIX}", "binding": at, "ir": ir}

@@ -103,8 +103,9 @@ def gradient_conservation_check(
     Returns
     -------
     list of Diagnostic
-        Errors, and a warning for a parameter that the loss does not depend on. Time is linear in
-        the number of bindings.
+        Errors, a warning for a parameter that the loss does not depend on, and a note on an op
+        whose gradient rule raises where a cut is looked for. Time is linear in the number of
+        bindings.
     """
     try:
         return walk_gradients(read_adjoint(mod, func, require_grads))

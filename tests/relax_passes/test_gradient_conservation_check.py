@@ -85,6 +85,25 @@ def test_names_the_binding_where_the_path_is_cut():
     assert error.message.endswith("cut between `w` and `y`: what arrives is a constant")
 
 
+def test_says_which_gradient_rule_raises():
+    """Nobody can tell whether it cuts the gradient: the error names the next op."""
+
+    def refuse(var, call, g, bb):
+        raise ValueError("no transposes today\nnor tomorrow")
+
+    with rule("relax.permute_dims", lambda var, call, g, bb: [O.grad.no_grad(call.args[0])]):
+        mod = gradient(Linear, "w", "b")
+    with rule("relax.permute_dims", refuse):
+        note, error = gradient_conservation_check(mod)
+    assert (note.severity, note.code, note.binding) == ("note", "gradient-rule-failed", "wt")
+    assert note.function == "main_adjoint"
+    assert note.ir.startswith("wt: R.Tensor((8, 3)")
+    said = "the gradient rule of relax.permute_dims raises ValueError: no transposes today; a grad"
+    assert note.message.startswith(said)
+    assert "FPrimalGradient" in note.help
+    assert (error.code, error.binding) == ("gradient-cut", "y")
+
+
 def test_names_the_cast_to_an_integer():
     """TVM's own rule for astype sends the gradient through the integer."""
 
