@@ -6,7 +6,8 @@ from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from .attention_cpu_decode import DecodeTile, attention_of_few_rows
+from .attention_cpu_decode import attention_of_few_rows
+from .attention_cpu_part import DecodeTile
 from .attention_cpu_rows import attention_by_rows
 from .attention_cpu_tile import RowTile
 from .attention_spec import AttentionSpec

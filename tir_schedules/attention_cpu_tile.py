@@ -37,6 +37,8 @@ Read: TypeAlias = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 Vectors: TypeAlias = Sequence[tirx.Buffer]
 """A number for each row: a buffer of 16 lanes for each 16 rows."""
 
+Sums: TypeAlias = Sequence[Vectors]
+
 
 @dataclass(frozen=True)
 class RowTile:
@@ -82,13 +84,9 @@ class KeyTile:
             )
         if self.bias is not None:
             self._load_bias(self.bias, first, count)
-
-        def emit(masked: bool) -> None:
-            self._score(first, count, keys, masked)
-            self._softmax(count)
-            self._accumulate(count, values, masked or is_mask(self.spec))
-
-        self.rows.by_visibility(first, first + count - 1, emit)
+        self._score(first, count, keys)
+        self._softmax(count)
+        self._accumulate(first, count, values)
 
     def _operands(self, first: tirx.Expr) -> tuple[Read, Read]:
         batch, head, spec = self.rows.batch, self.rows.head, self.spec
@@ -104,7 +102,7 @@ class KeyTile:
                 value = self.rows.bias(query, head, first + key)
                 T.buffer_store(tile, value, [key, row])
 
-    def _score(self, first: tirx.Expr, count: tirx.Expr, keys: Read, masked: bool) -> None:
+    def _score(self, first: tirx.Expr, count: tirx.Expr, keys: Read) -> None:
         """Scores, and the maximum so far; keys beyond `count` repeat the last one."""
         depth = self.tile.depth
         for shift, maximum in zip(self.shift, self.maximum, strict=True):
@@ -114,8 +112,12 @@ class KeyTile:
             sums = [registers(self.tile.vectors) for _ in at]
             with serial(self.spec.head_dim) as d:
                 _add_products(sums, [keys(key, d) for key in at], self.queries, d)
-            for key, row in zip(at, sums, strict=True):
-                self._finish_scores(first + key, key, row, masked)
+
+            def finish(masked: bool, at: Sequence[tirx.Expr] = at, sums: Sums = sums) -> None:
+                for key, row in zip(at, sums, strict=True):
+                    self._finish_scores(first + key, key, row, masked)
+
+            self.rows.by_visibility(first, first + count - 1, finish)
 
     def _finish_scores(
         self, position: tirx.Expr, key: tirx.Expr, sums: Vectors, masked: bool
@@ -181,11 +183,8 @@ class KeyTile:
                     value = total[lane] + self.scores[key, v * LANES + lane]
                     T.buffer_store(total, value, [lane])
 
-    def _accumulate(self, count: tirx.Expr, values: Read, selects: bool) -> None:
-        """output = output * correction + v scores; dimensions beyond the last repeat it.
-
-        Where `selects`, a weight of 0 keeps out values that are NaN or infinite.
-        """
+    def _accumulate(self, first: tirx.Expr, count: tirx.Expr, values: Read) -> None:
+        """output = output * correction + v scores; dimensions beyond the last repeat it."""
         depth, width = self.tile.depth, self.spec.value_dim
         with serial(ceildiv(width, depth)) as step:
             at = [opaque(tirx.min(step * depth + i, width - 1)) for i in range(depth)]
@@ -195,8 +194,13 @@ class KeyTile:
                     with vectorized() as lane:
                         value = self.output[d, v * LANES + lane] * correction[lane]
                         T.buffer_store(acc, value, [lane])
-            with serial(count) as key:
-                _add_products(sums, [values(key, d) for d in at], self.scores, key, selects)
+
+            def add(masked: bool, at: Sequence[tirx.Expr] = at, sums: Sums = sums) -> None:
+                selects = masked or is_mask(self.spec)
+                with serial(count) as key:
+                    _add_products(sums, [values(key, d) for d in at], self.scores, key, selects)
+
+            self.rows.by_visibility(first, first + count - 1, add)
             for d, row in zip(at, sums, strict=True):
                 for v, acc in enumerate(row):
                     with vectorized() as lane:
@@ -216,13 +220,16 @@ def _widened(read: Read, copy: tirx.Buffer, count: tirx.Expr) -> Read:
 
 
 def _add_products(
-    sums: Sequence[Vectors],
+    sums: Sums,
     left: Sequence[tirx.Expr],
     right: tirx.Buffer,
     depth: tirx.Expr,
     selects: bool = False,
 ) -> None:
-    """sums[i][rows] += left[i] * right[depth, rows], where `selects` unless right is 0 there."""
+    """sums[i][rows] += left[i] * right[depth, rows].
+
+    Where `selects`, not if right is 0 there: NaN or infinity on the left then stays out.
+    """
     for x, row in zip([T.Bind(value) for value in left], sums, strict=True):
         for v, acc in enumerate(row):
             with vectorized() as lane:
