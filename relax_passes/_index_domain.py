@@ -6,6 +6,7 @@ and at the least values of the dimensions; what is no polynomial goes to TVM's `
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -21,6 +22,7 @@ from relax_passes._polynomials import Polynomial
 
 Index: TypeAlias = tvm.ir.Expr  # an integer or bool PrimExpr
 ONE = Polynomial.constant(1)
+_ARITHMETIC = {tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul}
 
 
 def integer(value: int) -> tirx.IntImm:
@@ -94,15 +96,11 @@ class Domain:
 
     def polynomial(self, expr: Index) -> Polynomial:
         """`expr` in the unknowns of this domain; an axis of extent 1 is 0."""
-        if isinstance(expr, tirx.IntImm):
+        kind = type(expr)  # one look-up where isinstance would ask every class
+        if kind is tirx.IntImm:
             return Polynomial.constant(int(expr))
-        if isinstance(expr, tirx.Add | tirx.Sub | tirx.Mul):
-            a, b = self.polynomial(expr.a), self.polynomial(expr.b)
-            if isinstance(expr, tirx.Mul):
-                return a * b
-            return a + b if isinstance(expr, tirx.Add) else a - b
-        if isinstance(expr, tirx.Cast):
-            return self.polynomial(expr.value)
+        if kind in _ARITHMETIC:
+            return _ARITHMETIC[kind](self.polynomial(expr.a), self.polynomial(expr.b))
         number = self._number(expr)
         extent = self._extents.get(number)
         return Polynomial({}) if extent and extent.value == 1 else Polynomial.unknown(number)

@@ -17,7 +17,7 @@ ValueOf = Callable[[relax.Expr, Sequence[Index]], Index | None]
 def shape_of(expr: relax.Expr) -> list[Index] | None:
     """The dimensions of a tensor, None where they are not known."""
     shape = getattr(expr.ty, "shape", None)
-    return list(shape) if isinstance(shape, relax.ShapeExpr) else None
+    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
 
 
 def resolve(expr: relax.Expr, lookup: Lookup) -> relax.Expr:

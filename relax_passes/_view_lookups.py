@@ -59,7 +59,7 @@ def _place(
 ) -> Index | None:
     """The value of an index tensor, None unless it is proved to lie inside `axis`."""
     dims, value = shape_of(source), views.value_of(places, at)
-    if dims is None or value is None:
+    if dims is None or value is None or str(value.ty) != "int64":
         return None
     views.domain.note_shape(dims)
     natural = views.domain.is_natural
