@@ -332,3 +332,20 @@ def test_empty_rows(upper: Any, lower: Any, dims: tuple, expected: bool) -> None
 
 def as_index(value: Any) -> Any:
     return tvm.tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+
+def test_a_tensor_stands_only_for_what_it_is_everywhere() -> None:
+    """Above the diagonal max(i, j) > limit is j > limit; elsewhere it is not."""
+    limit = relax.Var("limit", relax.TensorType([1, 1], "int64"))
+
+    def build(bb: relax.BlockBuilder) -> relax.Expr:
+        later = bb.emit(R.less_equal(row(s), arange(s)))
+        larger = bb.emit(R.greater(R.maximum(row(s), arange(s)), limit))
+        first = bb.emit(R.where(later, larger, relax.const(True)))
+        kept.extend([first, bb.emit(R.greater(arange(s), limit))])
+        return bb.emit(R.logical_and(*kept))
+
+    kept: list[relax.Var] = []
+    mask, lookup = function_of([limit], build)
+    found = visibility(mask, lookup, [2, 4, s, s])
+    assert [expr.name for expr in found.rest] == [expr.name for expr in kept]
