@@ -29,6 +29,7 @@ test-all: $(INSTALLED) lint
 bench: export PYTHONPATH := .
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py
+	$(BIN)/python tests/benchmarks/bench_attention.py
 	$(BIN)/python tests/benchmarks/bench_fake_quantize.py
 	$(BIN)/python tests/benchmarks/bench_qat.py
 	$(BIN)/python tests/benchmarks/bench_compile.py
