@@ -139,6 +139,17 @@ def test_says_which_element_is_read(shape: Sequence, steps: list[Step], expected
     assert indices(view(shape, *steps)) == expected
 
 
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_place_that_may_lie_outside_is_no_view(shift: int) -> None:
+    def build(bb: relax.BlockBuilder) -> relax.Expr:
+        places = R.add(R.arange(0, s, 1, "int64"), relax.const(shift, "int64"))
+        return bb.emit(R.take(x, bb.emit(places), axis=0))
+
+    x = relax.Var("x", relax.TensorType([s, 8], "float32"))
+    result, lookup = function_of([x], build)
+    assert lookup(view_of(result, lookup).source).op.name == "relax.take"
+
+
 class Chain:
     """A chain of views of x, in Relax for symbolic b and s, in NumPy for a few of their values."""
 

@@ -349,3 +349,10 @@ def test_a_tensor_stands_only_for_what_it_is_everywhere() -> None:
     mask, lookup = function_of([limit], build)
     found = visibility(mask, lookup, [2, 4, s, s])
     assert [expr.name for expr in found.rest] == [expr.name for expr in kept]
+
+
+def test_a_mask_of_another_length_is_not_read() -> None:
+    mask, lookup = function_of([], lambda bb: bb.emit(R.less_equal(arange(s), row(s))))
+    found = visibility(mask, lookup, [2, 4, s, t])
+    assert (found.upper, found.lower) == (None, None)
+    assert found.rest[0].same_as(mask)
