@@ -10,11 +10,12 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 
-from ._head_selection import VIEW, NotPerHead, Selection
+from ._head_selection import VIEW, NotPerHead, Selection, op_name
 from ._head_selector import HeadSelector
 from ._weight_sites import MATMUL, bindings_of
+from .op.attention import NAME
 
-ATTENTION = Op.get("relax.sits.attention")
+ATTENTION = Op.get(NAME)
 _ON_THE_WAY_OUT = [Op.get(f"relax.{name}") for name in ("permute_dims", "reshape", "astype")]
 
 
@@ -192,8 +193,10 @@ def _product_of(variable: relax.Var, uses: FunctionUses) -> tuple[relax.Var, rel
             if value.args[1].ty.ndim != 2:
                 raise NotPerHead("the output projection is no matrix")
             return readers[0], at
-        if not (isinstance(value, relax.Call) and value.op in _ON_THE_WAY_OUT):
-            raise NotPerHead(f"`{readers[0].name}`, between attention and projection, {value.op}")
+        is_way = isinstance(value, relax.Call) and value.op in _ON_THE_WAY_OUT
+        if not (is_way or isinstance(value, relax.Var)):
+            found = f"`{readers[0].name}`, {op_name(value)}"
+            raise NotPerHead(f"{found}, is between the attention and its output projection")
         at = readers[0]
 
 

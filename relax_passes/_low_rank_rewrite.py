@@ -117,7 +117,7 @@ def _examine(
     site: AttentionWeights, edits: WeightEdits, screening: Screening
 ) -> tuple[list[tuple[Projection, Factors]], str]:
     found, reasons = [], []
-    for projection in _projections(site):
+    for projection in projections_of(site):
         matrix = projection.matrix(edits)
         unit = unit_roundoff(matrix.dtype)
         result = low_rank_factors(matrix, unit, screening)
@@ -134,7 +134,7 @@ def _examine(
     return found, "; ".join(reasons)
 
 
-def _projections(site: AttentionWeights) -> Iterator[Projection]:
+def projections_of(site: AttentionWeights) -> Iterator[Projection]:
     sources = [leaf.source for trace in site.traces.values() for leaf in trace.leaves]
     for name, trace in site.traces.items():
         products = [site.product] if name == "o" else trace.products

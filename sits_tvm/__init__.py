@@ -1,5 +1,6 @@
 """INT4 from training to deployment, as an extension of Apache TVM."""
 
+from .attention_redundancy.check import check_attention_redundancy
 from .config import Config, QuantSpec
 from .diagnostics import Diagnostic, SitsError
 from .driver import build, check, lower
@@ -23,6 +24,7 @@ __all__ = [
     "SitsError",
     "build",
     "check",
+    "check_attention_redundancy",
     "check_gradient_conservation",
     "convert_qat",
     "differentiate",

@@ -1,0 +1,1 @@
+"""What attention computes twice or for little: measured, never rewritten."""
