@@ -130,9 +130,11 @@ def product(shape: Sequence[Index]) -> Index:
     return result
 
 
-def flat(indices: Sequence[Index], shape: Sequence[Index]) -> Index:
-    """The row-major position of an element."""
+def flat(indices: Sequence[Index], shape: Sequence[Index], domain: Domain | None = None) -> Index:
+    """The row-major position of an element, simplified in `domain`."""
     place: Index = integer(0)
     for index, extent in zip(indices, shape, strict=True):
         place = place * extent + index
+        if domain is not None:  # before the next extent hides that n // 4 * 4 + n % 4 is n
+            place = domain.simplify(place)
     return place

@@ -178,7 +178,8 @@ class MaskReader:
         for tensor in together.rest:
             hidden = relax.const(-math.inf, self.dtype)
             bias = self.bb.emit(R.where(self._emitted(tensor), bias, hidden))
-        return replace(bounds, bias=bias, empty_row=self._empty_row(False))
+        proof = "; ".join(filter(None, (bounds.proof, _names(added))))
+        return replace(bounds, bias=bias, empty_row=self._empty_row(False), proof=proof)
 
     def _sum(self, added: Sequence[_Seen]) -> relax.Expr:
         total: relax.Expr | None = None
@@ -206,8 +207,7 @@ class MaskReader:
             lowest = float(ml_dtypes.finfo(self.dtype).min)
             fill = relax.const(lowest if one.is_lowest else -math.inf, self.dtype)
             total = self.bb.emit(R.where(self._condition(one), before, fill))
-        names = ", ".join(f"`{one.mask.binding.name}`" for one in seen)
-        return Masking(bias=total, empty_row=self._empty_row(False), proof=f"bias from {names}")
+        return Masking(bias=total, empty_row=self._empty_row(False), proof=_names(seen))
 
     def _emitted(self, tensor: relax.Expr) -> relax.Expr:
         return tensor if isinstance(tensor, relax.Var) else self.bb.emit(tensor)
@@ -232,6 +232,10 @@ class MaskReader:
         if not is_integer(window) or int(window) < 1:
             return None
         return Masking(causal=causal, window=int(window), proof=shown.proof)
+
+
+def _names(seen: Sequence[_Seen]) -> str:
+    return "a bias at " + ", ".join(f"`{one.mask.binding.name}`" for one in seen)
 
 
 def _offset(upper: Index, last: Index, domain: Domain) -> int | str | None:

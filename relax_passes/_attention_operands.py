@@ -64,7 +64,8 @@ def recipe(
     permuted = source if order is None else [source[i] for i in order]
     indices = element.indices if order is None else [element.indices[i] for i in order]
     own = [axis if use else integer(0) for axis, use in zip(axes, used, strict=True)]
-    if not is_equal(flat(indices, permuted), flat(own, shape)):
+    domain = points.domain
+    if not is_equal(flat(indices, permuted, domain), flat(own, shape, domain)):
         return None
     if not is_equal(product(permuted), product(shape)):
         return None
