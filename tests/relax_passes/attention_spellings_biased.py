@@ -155,7 +155,7 @@ BIASED = (
         split_scale,
         with_mask(bhsd, lambda s, t: additive(2, 1, s, t, empty=True)),
         Says(0.36, empty_row="zero", bias="float"),
-        Twin({"guard": torch.any}, "weights-changed"),
+        Twin({"guard": torch.any}, "guard-not-proved"),
         knobs={"guard": torch.all},
     ),
 )

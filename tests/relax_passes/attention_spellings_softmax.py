@@ -120,7 +120,7 @@ SOFTMAX = (
         Says(1 / ROOT, empty_row="zero", bias="bool"),
         Twin({"value": 0.5}, "weights-changed"),
     ),
-    Spelling("exp, sum, divide", parts, bhsd, _ROOT, Twin({"axis": -2}, "softmax-axis")),
+    Spelling("exp, sum, divide", parts, bhsd, _ROOT, Twin({"axis": -2}, "mask-of-scores")),
     Spelling(
         "exp, sum, divide; sum of its own",
         parts,

@@ -100,16 +100,35 @@ def _matmul(attrs: Any, a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a.to(out), b.to(out))
 
 
+def _slice(attrs: Any, x: Tensor, axes: Any, begins: Any, ends: Any, *steps: Any) -> Tensor:
+    for axis, begin, end in zip(axes, begins, ends, strict=True):
+        places = range(x.shape[axis])[begin : min(end, x.shape[axis])]
+        x = x.index_select(axis, torch.tensor(places[:: steps[0][0] if steps else 1]))
+    return x
+
+
+def _take(attrs: Any, x: Tensor, places: Tensor) -> Tensor:
+    axis, index = int(attrs.axis or 0), places.reshape(-1)
+    shape = [*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]]
+    return x.index_select(axis, index).reshape(shape)
+
+
+def _reduced(function: Callable) -> Callable:
+    return lambda attrs, x: function(x, _ints(attrs.axis), keepdim=bool(attrs.keepdims))
+
+
 _PLAIN = {
     **{n: getattr(torch, n) for n in ("add", "subtract", "multiply", "divide", "where", "maximum")},
     **{n: getattr(torch, n) for n in ("logical_and", "logical_or", "logical_not", "isnan")},
     **{n: getattr(torch, n) for n in ("less", "less_equal", "greater", "greater_equal")},
-    **{n: getattr(torch, n) for n in ("negative", "tanh", "exp", "sqrt", "abs", "not_equal")},
+    **{n: getattr(torch, n) for n in ("negative", "tanh", "cos", "exp", "sqrt", "abs")},
     "equal": torch.eq,
+    "not_equal": torch.ne,
     "reshape": torch.reshape,
     "broadcast_to": torch.broadcast_to,
     "arange": lambda start, end, step: torch.arange(start, end, step),
 }
+_REDUCED = {"max": torch.amax, "min": torch.amin, "sum": torch.sum, "mean": torch.mean}
 _OPS: dict[str, Callable] = {
     **{name: _plain(function) for name, function in _PLAIN.items()},
     "astype": lambda attrs, x: x.to(_dtype(attrs)),
@@ -120,9 +139,15 @@ _OPS: dict[str, Callable] = {
     "repeat": _repeat,
     "tile": _tile,
     "nn.softmax": lambda attrs, x: torch.softmax(x, int(attrs.axis)),
-    "max": lambda attrs, x: x.amax(_ints(attrs.axis), keepdim=bool(attrs.keepdims)),
-    "sum": lambda attrs, x: x.sum(_ints(attrs.axis), keepdim=bool(attrs.keepdims)),
+    "nn.log_softmax": lambda attrs, x: torch.log_softmax(x, int(attrs.axis)),
+    **{name: _reduced(f) for name, f in _REDUCED.items()},
+    "strided_slice": _slice,
+    "take": _take,
+    "concat": lambda attrs, parts: torch.cat(parts, int(attrs.axis)),
+    "flatten": lambda attrs, x: x.flatten(),
+    "flip": lambda attrs, x: x.flip(int(attrs.axis)),
     "full": lambda attrs, shape, value: value.expand(shape),
+    "zeros": lambda attrs, shape: torch.zeros(shape, dtype=_dtype(attrs)),
     "zeros_like": lambda attrs, x: torch.zeros_like(x),
     "sits.attention": _attention,
 }
