@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
@@ -11,6 +13,7 @@ from .attention_cpu_part import DecodeTile
 from .attention_cpu_rows import attention_by_rows
 from .attention_cpu_tile import RowTile
 from .attention_spec import AttentionSpec
+from .contraction import LANES
 from .cpu_target import cores, vector_lanes
 from .emit import with_emitted_body
 
@@ -31,21 +34,23 @@ def cpu_attention(spec: AttentionSpec, target: Target) -> tirx.PrimFunc:
 
 def _any_rows(spec: AttentionSpec, target: Target) -> None:
     """Few rows and many in forms of their own; a symbolic Sq is looked at at run time."""
-    queries, lanes = spec.num_queries, vector_lanes(target)
+    queries, tile = spec.num_queries, _ROW_TILES[vector_lanes(target)]
     if isinstance(queries, tirx.IntImm):
-        if 0 < int(queries) * spec.group <= _FEW_ROWS:
+        rows = int(queries) * spec.group
+        if 0 < rows <= _FEW_ROWS:
             attention_of_few_rows(spec, _decode_tile(spec, int(queries), target))
         else:
-            attention_by_rows(spec, _ROW_TILES[lanes])
+            vectors = max(1, min(tile.vectors, -(-rows // LANES)))
+            attention_by_rows(spec, replace(tile, vectors=vectors))
         return
     if spec.group > _FEW_ROWS:
-        attention_by_rows(spec, _ROW_TILES[lanes])
+        attention_by_rows(spec, tile)
         return
     with T.If(queries == 1):
         with T.Then():
             attention_of_few_rows(spec, _decode_tile(spec, 1, target))
         with T.Else():
-            attention_by_rows(spec, _ROW_TILES[lanes])
+            attention_by_rows(spec, tile)
 
 
 def _decode_tile(spec: AttentionSpec, queries: int, target: Target) -> DecodeTile:
