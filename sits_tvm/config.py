@@ -10,6 +10,17 @@ BITS = (2, 3, 4)
 GROUP_SIZES = (32, 64, 128, -1)
 SCALE_DTYPES = ("float16", "float32")
 SCALE_METHODS = ("absmax", "mse")
+GRAPH_RULES = (
+    "views",
+    "common-subexpressions",
+    "repeated-heads",
+    "double-stabilisation",
+    "neutral-operations",
+    "hidden-keys",
+    "empty-rows",
+    "uniform-rows",
+    "score-bound",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +88,8 @@ class Config:
     skip : tuple of str
         Globs over parameter names (``"*.layers.0.*"``) that stay in float.
     attention : str
-        "exact" or "off": whether attention may be rewritten without changing a value. No such
-        rewrite is in the build yet, so both do the same.
+        "exact" or "off": whether attention is recognised and rewritten, without changing a value
+        by more than rounding.
     gradient_gate : str
         What a build does with a function ``<f>_adjoint`` whose gradients are not those of f: "off"
         does not look, "report" warns in the report, "fail" refuses. It looks at what

@@ -1,0 +1,284 @@
+"""PruneRedundantAttention: shared values, neutral operations, facts, and the pass as a whole."""
+
+import time
+
+import numpy as np
+import pytest
+from pruning import assert_same_values, function, ops, prune, tensor
+from tvm import relax, tirx
+from tvm.relax import op as R
+from tvm.script import ir as I
+from tvm.script import relax as RS
+
+from relax_passes.op import attention
+from relax_passes.prune_redundant_attention import PruneRedundantAttention
+from sits_tvm import Report
+from sits_tvm.config import GRAPH_RULES
+
+S = tirx.Var("s", "int64")
+
+
+def layers(number=3):
+    """Each layer makes the mask, the rotary table, keys and values anew."""
+
+    def make(emit, x, w):
+        for _ in range(number):
+            place = emit(R.expand_dims(emit(R.arange(0, S, 1, "int64")), 1))
+            table = emit(R.cos(emit(R.astype(place, "float32"))))
+            query = emit(R.expand_dims(emit(R.arange(0, S, 1, "int64")), 1))
+            mask = emit(R.less_equal(emit(R.arange(0, S, 1, "int64")), query))
+            k = emit(R.multiply(emit(R.matmul(w, w)), table))
+            x = emit(attention(emit(R.multiply(x, table)), k, k, mask, scale=0.25))
+        return x
+
+    return function(make, tensor(1, 2, S, S), tensor(1, 2, S, S))
+
+
+def test_masks_tables_and_keys_are_computed_once_for_all_layers():
+    mod = layers()
+    out, rows = prune(mod, "common-subexpressions")
+    once = dict.fromkeys(("arange", "expand_dims", "cos", "astype", "less_equal", "matmul"), 1)
+    assert ops(out) == {**once, "multiply": 1 + 3, "sits.attention": 3}
+    table = next(row for row in rows if row.binding == "lv3")
+    assert table.reason == "the same op on the same arguments as `lv15`, `lv27`: computed once"
+    assert_same_values(mod, out, (5,), (1,), exact=True)
+
+
+def test_what_is_not_the_same_is_not_shared():
+    def make(emit, x, y):
+        parts = [
+            R.add(x, y), R.add(y, x), R.add(x, x),
+            R.sum(x, axis=0), R.sum(x, axis=1), R.full((4, 4), relax.const(0.0), "float32"),
+            R.full((4, 4), relax.const(-0.0), "float32"), R.multiply(x, relax.const(2.0)),
+            R.multiply(x, relax.const(3.0)),
+        ]  # fmt: skip
+        return relax.Tuple([emit(part) for part in parts])
+
+    mod = function(make, tensor(4, 4), tensor(4, 4))
+    assert prune(mod, "common-subexpressions") == (mod, [])
+
+
+def test_dropout_and_opaque_calls_are_not_shared():
+    def make(emit, x):
+        drop = [emit(emit(R.nn.dropout(x, 0.5))[0]) for _ in range(2)]
+        draw = [emit(R.call_pure_packed("draw", x, ty_args=tensor(4))) for _ in range(2)]
+        return relax.Tuple([*drop, *draw])
+
+    mod = function(make, tensor(4))
+    assert prune(mod) == (mod, [])
+
+
+def test_results_may_be_shared():
+    def make(emit, x):
+        return relax.Tuple([emit(R.cos(x)), emit(R.cos(x))])
+
+    mod = function(make, tensor(S))
+    out, _ = prune(mod)
+    assert ops(out) == {"cos": 1}
+    assert_same_values(mod, out, (5,), exact=True)
+
+
+@I.ir_module
+class TwoBlocks:
+    @RS.function
+    def main(x: RS.Tensor((4,), "float32")):
+        with RS.dataflow():
+            a = RS.cos(x)
+            b = RS.reshape(a, (2, 2))
+            RS.output(b)
+        f = RS.cos(x)
+        g = RS.cos(x)
+        with RS.dataflow():
+            c = RS.cos(x)
+            d = RS.reshape(b, (4,))
+            e = RS.add(c, d)
+            RS.output(e)
+        return (e, f, g)
+
+
+def test_nothing_is_taken_from_another_block():
+    """`a` and `c` are not visible outside of theirs."""
+    assert prune(TwoBlocks) == (TwoBlocks, [])
+
+
+NEUTRAL = {
+    "times 1": lambda x, one, zero: R.multiply(x, one),
+    "1 times": lambda x, one, zero: R.multiply(one, x),
+    "over 1": lambda x, one, zero: R.divide(x, one),
+    "minus 0": lambda x, one, zero: R.subtract(x, zero),
+    "cast to itself": lambda x, one, zero: R.astype(x, x.ty.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_neutral_operations_go(name, dtype):
+    one, zero = (relax.const(np.full((1,), n, dtype), dtype) for n in (1, 0))
+    mod = function(
+        lambda emit, x: R.negative(emit(NEUTRAL[name](x, one, zero))), tensor(S, 4, dtype=dtype)
+    )
+    out, rows = prune(mod, "neutral-operations")
+    assert ops(out) == {"negative": 1}
+    assert "is `a0`" in rows[0].reason or "already" in rows[0].reason
+
+
+NOT_NEUTRAL = {
+    "1 over": (lambda x: R.divide(relax.const(1.0), x), "float32"),
+    "0 minus": (lambda x: R.subtract(relax.const(0.0), x), "float32"),
+    "0 plus, of -0": (lambda x: R.add(x, relax.const(0.0)), "float32"),
+    "nearly 1": (lambda x: R.multiply(x, relax.const(1.0000001)), "float32"),
+    "not all 1": (
+        lambda x: R.multiply(x, relax.const(np.array([1, 1, 1, 2], "float32"))),
+        "float32",
+    ),
+    "1 in more axes": (
+        lambda x: R.multiply(x, relax.const(np.ones((2, 1, 1), "float32"))),
+        "float32",
+    ),
+    "another dtype": (lambda x: R.astype(x, "float16"), "float32"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NEUTRAL)
+def test_other_operations_stay(name):
+    make, dtype = NOT_NEUTRAL[name]
+    mod = function(lambda emit, x: make(x), tensor(S, 4, dtype=dtype))
+    assert prune(mod, "neutral-operations") == (mod, [])
+
+
+def test_the_integer_0_is_not_added():
+    mod = function(
+        lambda emit, x: R.negative(emit(R.add(relax.const(0, "int64"), x))),
+        tensor(4, dtype="int64"),
+    )
+    out, _ = prune(mod, "neutral-operations")
+    assert ops(out) == {"negative": 1}
+
+
+def normed(emit, x, weight, power=False):
+    square = emit(R.power(x, relax.const(2.0)) if power else R.multiply(x, x))
+    mean = emit(R.mean(square, axis=-1, keepdims=True))
+    root = emit(R.rsqrt(emit(R.add(mean, relax.const(1e-6)))))
+    return emit(R.multiply(weight, emit(R.multiply(x, root))))
+
+
+def rotated(emit, x, table):
+    """As most models do: the two halves are the two coordinates."""
+    half = int(x.ty.shape[-1]) // 2
+    first, second = (
+        emit(R.strided_slice(x, [3], [b], [b + half], assume_inbound=True)) for b in (0, half)
+    )
+    angle = emit(R.concat([table, table], axis=-1))
+    cos, sin = (emit(R.expand_dims(emit(f(angle)), 0)) for f in (R.cos, R.sin))
+    turned = emit(R.concat([emit(R.negative(second)), first], axis=-1))
+    return emit(R.add(emit(R.multiply(x, cos)), emit(R.multiply(turned, sin))))
+
+
+def normalized_attention(power=False, turn=rotated, scale=0.25):
+    """RMSNorm with constant weights over 16 elements, in (B, S, H, D), then a rotation."""
+    rng = np.random.default_rng(0)
+    weights = [relax.const(rng.standard_normal(16).astype("float32")) for _ in "qk"]
+
+    def make(emit, q, k, v, table):
+        heads = []
+        for x, weight in zip((q, k), weights, strict=True):
+            x = normed(emit, x, weight, power)
+            x = emit(R.permute_dims(x, [0, 2, 1, 3]))
+            heads.append(turn(emit, x, table))
+        return attention(*heads, v, scale=scale)
+
+    types = tensor(1, S, 4, 16), tensor(1, S, 2, 16), tensor(1, 2, S, 16), tensor(1, S, 8)
+    largest = [float(np.abs(w.value.numpy()).max()) for w in weights]
+    return function(make, *types), 16 * largest[0] * largest[1] * abs(scale)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_the_bound_of_normalized_scores_is_a_fact(power):
+    mod, bound = normalized_attention(power)
+    out, rows = prune(mod, "score-bound")
+    assert out.same_as(mod)
+    assert [row.changed for row in rows] == [False]
+    assert rows[0].reason == (
+        f"fact: |score| ≤ {bound:.4g}, from the RMS norms of q and k over 16 elements"
+    )
+
+
+def test_scores_that_are_turned_otherwise_have_no_bound():
+    def sheared(emit, x, table):
+        return emit(R.add(x, emit(R.flip(x, 3))))
+
+    mod, _ = normalized_attention(turn=sheared)
+    assert prune(mod, "score-bound") == (mod, [])
+
+
+def test_the_bound_holds_and_is_reached():
+    """q and k along the heaviest element: |score| is scale · D · max|γ_q| · max|γ_k|."""
+    gamma = np.random.default_rng(1).standard_normal((2, 16))
+    along = np.eye(16)[np.abs(gamma).argmax(axis=1)] * 1e4
+    normed_ = along / np.sqrt((along**2).mean(axis=1, keepdims=True)) * gamma
+    assert np.abs(normed_).max(axis=1).prod() == pytest.approx(
+        16 * np.abs(gamma).max(axis=1).prod()
+    )
+
+
+def everything():
+    """One of each kind of redundancy, in two layers."""
+
+    def make(emit, x, k):
+        out = x
+        for _ in range(2):
+            q = emit(R.multiply(out, relax.const(1.0)))
+            q = emit(R.reshape(emit(R.reshape(q, (4, S, 8))), (1, 4, S, 8)))
+            twice = emit(R.repeat(k, 2, axis=1))
+            out = emit(attention(q, twice, twice, causal=0, window=0, empty_row="zero"))
+        return out
+
+    return function(make, tensor(1, 4, S, 8), tensor(1, 2, S, 8))
+
+
+def test_each_rule_can_be_left_out():
+    mod = everything()
+    found = {row.rule for row in prune(mod)[1] if row.changed}
+    assert found == {"views", "neutral-operations", "repeated-heads", "empty-rows"}
+    for rule in found:
+        rows = prune(mod, *(set(GRAPH_RULES) - {rule}))[1]
+        assert rule not in {row.rule for row in rows}
+        assert {row.rule for row in rows if row.changed} >= found - {rule}
+
+
+def test_no_rule_no_change():
+    mod = everything()
+    assert PruneRedundantAttention(())(mod).same_as(mod)
+
+
+def test_rules_have_to_exist():
+    with pytest.raises(ValueError, match=r"rules=\['cse'\]: there are views, common-sub"):
+        PruneRedundantAttention(["cse"])
+
+
+def test_rows_name_function_binding_and_proof():
+    report = Report()
+    PruneRedundantAttention(report=report)(everything())
+    row = next(row for row in report.attention_rewrites if row.rule == "empty-rows")
+    assert (row.function, row.binding, row.changed) == ("main", "lv4", True)
+    assert row.reason == "every query sees one of s keys: causal offset 0"
+    assert "redundancy in attention" in str(report)
+
+
+def test_all_rules_together_keep_the_values():
+    mod = everything()
+    out, _ = prune(mod)
+    assert ops(out) == {"sits.attention": 2}
+    assert_same_values(mod, out, (5,), (1,))
+
+
+def test_time_is_linear_in_layers():
+    def seconds(number):
+        mod = layers(number)
+        start = time.perf_counter()
+        PruneRedundantAttention()(mod)
+        return time.perf_counter() - start
+
+    seconds(2)
+    few, many = seconds(10), seconds(80)
+    assert many < 3 * 8 * few
