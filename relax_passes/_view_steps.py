@@ -117,7 +117,8 @@ class ViewSteps:
             return None
         natural = self.domain.is_natural
         if is_inbound:
-            return begin if natural(begin) or not is_integer(begin) else None
+            is_outside = is_integer(begin) and (int(begin) < 0 or _is_endless(begin))
+            return None if is_outside else begin
         if is_integer(begin) and int(begin) < 0:
             begin = begin + dim
         if not is_integer(begin) and not natural(begin):
