@@ -48,9 +48,15 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         passes.RemoveStopGradients(),
         passes.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
+        *_attention_passes(config, report),
         passes.PackFakeQuantizedWeights(lanes=lanes, report=report),
         *quantize,
     ]
+
+
+def _attention_passes(config: Config, report: Report) -> list[Pass]:
+    """`Config.attention`."""
+    return [] if config.attention == "off" else [passes.CanonicalizeAttention(report)]
 
 
 def _gradient_check(config: Config, report: Report) -> list[Pass]:
