@@ -38,7 +38,11 @@ def _wide(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
         return relax.TupleGetItem(_wide(expr.tuple_value, values), expr.index)
     if isinstance(expr, GenericConst):
         wide = _wide_type(expr.ty)
-        return expr if wide is expr.ty else relax.const(expr.value.numpy().astype(np.float64))
+        return (
+            expr
+            if wide is expr.ty
+            else relax.const(expr.value.numpy().astype(np.float64), "float64")
+        )
     if isinstance(expr, relax.Call):
         args = [_wide(arg, values) for arg in expr.args]
         return relax.Call(expr.op, args, _wide_attrs(expr.attrs), [])
