@@ -33,12 +33,6 @@ MISSED = {
     "from_torch": _OURS,
     "dynamic": {
         **_OURS,
-        "24 MBart: three axes, mask over four": "0 attention ops; layout",
-        "baddbmm with alpha and beta": "0 attention ops; layout",
-        "einsum bqhd,bkhd->bhqk": "heads (1, 1)",
-        "einsum bhqd,bhkd->bhqk": "heads (1, 1)",
-        "einsum bhqd,bhkd->bhkq, softmax over 2": "heads (1, 1)",
-        "heads folded into the batch": "heads (1, 1)",
         "causal: positions compared, keys before": "causal None, not bottom_right",
     },
 }
