@@ -140,7 +140,7 @@ def _lower(
     arrays = None if params is None else as_arrays(params)
     if arrays is not None:
         mod = bind_names(mod, arrays)
-    mod = run_graph_passes(mod, checked, config, report)
+    mod = run_graph_passes(mod, checked, config, report, arrays)
     packed: dict[str, Tensor] = {}
     if arrays is not None:
         mod, packed = pack_params(mod, arrays)

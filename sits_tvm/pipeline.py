@@ -13,11 +13,13 @@ import time
 from collections.abc import Sequence
 from types import ModuleType
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import Pass, PassContext
+from tvm.runtime import Tensor
 from tvm.target import Target
 
 import relax_passes as passes
@@ -33,10 +35,17 @@ from .report import Kernel, PassRun, Report
 from .target import parse_target
 
 _LOG = logging.getLogger(__name__)
+Params = dict[str, Tensor | np.ndarray]
+"""Values of weights by name."""
 
 
-def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
-    """Phase 1: from the user's module to the module we want to compile."""
+def graph_passes(
+    config: Config, target: Target, report: Report, params: Params | None = None
+) -> list[Pass]:
+    """Phase 1: from the user's module to the module we want to compile.
+
+    Where `params` are given, redundant heads of attention are pruned, and `params` updated.
+    """
     quantize, lanes = [], tir_schedules.packed_lanes(target)
     if config.quant is not None:
         quantize = [passes.QuantizeMatmulWeights(config, lanes=lanes, report=report)]
@@ -49,6 +58,7 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         passes.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
         *_attention_passes(config, report),
+        *_prune_heads(config, report, params),
         passes.PackFakeQuantizedWeights(lanes=lanes, report=report),
         *quantize,
     ]
@@ -57,6 +67,21 @@ def graph_passes(config: Config, target: Target, report: Report) -> list[Pass]:
 def _attention_passes(config: Config, report: Report) -> list[Pass]:
     """`Config.attention`."""
     return [] if config.attention == "off" else [passes.CanonicalizeAttention(report)]
+
+
+def _prune_heads(config: Config, report: Report, params: Params | None) -> list[Pass]:
+    """`passes.prune_redundant_heads` as a pass, which writes to `params`."""
+    if params is None or config.attention == "off":
+        return []
+
+    @tvm.transform.module_pass(opt_level=0, name="PruneRedundantHeads")
+    def prune(mod: IRModule, _ctx: PassContext) -> IRModule:
+        pruned, left = passes.prune_redundant_heads(mod, params, report=report)
+        params.clear()
+        params.update(left)
+        return pruned
+
+    return [prune]
 
 
 def _gradient_check(config: Config, report: Report) -> list[Pass]:
@@ -131,9 +156,12 @@ def _backend(target: Target) -> ModuleType:
     return importlib.import_module(f"tvm.relax.backend.{name}.pipeline")
 
 
-def run_graph_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
-    """Phase 1. Raises SitsError with every error that the passes emit."""
-    return _run("1_graph", graph_passes(config, target, report), mod, target, config, report)
+def run_graph_passes(
+    mod: IRModule, target: Target, config: Config, report: Report, params: Params | None = None
+) -> IRModule:
+    """Phase 1. Updates `params`; raises SitsError with every error that the passes emit."""
+    graph = graph_passes(config, target, report, params)
+    return _run("1_graph", graph, mod, target, config, report)
 
 
 def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:

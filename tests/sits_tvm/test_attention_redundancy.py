@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 from relax_passes import prune_redundant_heads
 from sits_tvm import (
+    Config,
+    QuantSpec,
     Report,
     SitsError,
+    build,
     check_attention_redundancy,
     from_pretrained,
+    lower,
 )
 from tests.relax_passes.planted_redundancy import (
     Block,
@@ -177,3 +182,30 @@ def test_trained_gemma_has_nothing_that_is_exactly_redundant():
     assert out.same_as(mod)
     assert len(report.attention_rewrites) == 36
     assert not any(row.changed for row in report.attention_rewrites)
+
+
+@pytest.fixture
+def with_dead_head(rng):
+    block = Block(heads=4, kv_heads=4, dim=16, hidden=32)
+    params = random_params(block, rng)
+    zero_output(block, params, 2)
+    return module(block, params), params, rng.standard_normal((1, 5, 32)).astype("float32")
+
+
+def test_a_build_prunes_what_is_exactly_redundant(with_dead_head):
+    mod, params, x = with_dead_head
+    results = []
+    for attention, rows in {"exact": 48, "off": 64}.items():
+        ex = build(mod, "llvm", params=params, config=Config(attention=attention))
+        assert ex.params["0.q.weight"].shape == (rows, 32)
+        assert params["0.q.weight"].shape == (64, 32)
+        results.append(relax.VirtualMachine(ex, tvm.cpu())["main"](x, *ex.param_list).numpy())
+    np.testing.assert_allclose(*results, rtol=0, atol=2e-6 * np.abs(results[0]).max())
+
+
+def test_what_is_left_is_packed(with_dead_head):
+    mod, params, _ = with_dead_head
+    config = Config(quant=QuantSpec(group_size=32))
+    _, report = lower(mod, "llvm", params=params, config=config)
+    assert {w.name: w.shape for w in report.quantized}["0.q.weight"] == (48, 32)
+    assert [row.changed for row in report.attention_rewrites if row.rule == "heads"] == [True]
