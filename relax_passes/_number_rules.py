@@ -11,6 +11,7 @@ from tvm import relax
 
 from relax_passes._formulas import real
 from relax_passes._index_domain import Index, integer, is_integer
+from relax_passes._tensors import resolve
 from relax_passes._value_casts import (
     FLOATS,
     INTEGERS,
@@ -42,6 +43,15 @@ def _filled(number: int) -> Rule:
         return cast(values, integer(number), call)
 
     return rule
+
+
+def _dimension(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
+    """One of the dimensions that torch.export passes on as a tensor."""
+    shape = resolve(call.args[0], values.lookup)
+    if not isinstance(shape, relax.ShapeExpr) or not (is_integer(at[0]) or len(shape.values) == 1):
+        raise Unknown
+    dims = list(shape.values)
+    return values.domain.simplify(dims[int(at[0]) if len(dims) > 1 else 0])
 
 
 def _eye(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
@@ -133,6 +143,7 @@ NUMBER_RULES: dict[str, Rule] = {
     "zeros": _filled(0),
     "zeros_like": _filled(0),
     "eye": _eye,
+    "shape_to_tensor": _dimension,
     "astype": _astype,
     "add": _arithmetic(operator.add),
     "subtract": _arithmetic(operator.sub),

@@ -39,6 +39,12 @@ def row(n: Any, first: Any = 0) -> relax.Expr:
     return R.reshape(R.arange(first, first + n, 1, "int64"), (n, 1))
 
 
+def exported_rows() -> relax.Expr:
+    """Positions i + (t - s), the offset as torch.export writes it: a tensor of a shape."""
+    offset = R.reshape(R.shape_to_tensor(relax.ShapeExpr([t - s])), [])
+    return R.add(row(s), offset)
+
+
 def number(value: int) -> relax.Expr:
     return relax.const(value, "int64")
 
@@ -62,6 +68,7 @@ def cut(table: relax.Expr, begin: Any, queries: Any, keys: Any) -> relax.Expr:
         pytest.param(
             lambda: R.less_equal(arange(t), row(s, t - s)), s, t, t - s, None, id="bottom right"
         ),
+        pytest.param(lambda: R.less_equal(arange(t), exported_rows()), s, t, t - s, None, id="export"),
         pytest.param(lambda: R.less_equal(arange(t), row(1, t - 1)), 1, t, None, None, id="decode"),
         pytest.param(lambda: cut(TRIL, 0, s, s), s, s, 0, None, id="stored triangle"),
         pytest.param(lambda: cut(TRIL, t - s, s, t), s, t, t - s, None, id="stored, from the end"),
