@@ -118,7 +118,7 @@ def kernel_passes(target: Target) -> list[Pass]:
     on_cpu = target.kind.name == "llvm"
     return [
         passes.BoundTakeIndices(),
-        passes.LowerAttention(),
+        passes.LowerAttention(target),
         passes.WidenBfloat16Ops(),
         passes.SplitSharedOperands(),
         relax.transform.FuseTransposeMatmul(),
