@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax, tirx
 
+from relax_passes._attention_bounds import Masking
 from relax_passes._attention_elements import Element, Points
 from relax_passes._attention_graph import Graph, NearMiss, dtype_of, shape_of
 from relax_passes._attention_layout import Frame, Operand, Operands, Placed, placed_mask
-from relax_passes._attention_masks import Masking
 from relax_passes._attention_operands import Recipe, recipe, views_of
 from relax_passes._attention_plan import Plan, softmax_dtypes
 from relax_passes._attention_scores import Mask
@@ -43,10 +43,10 @@ def _ours(graph: Graph, result: relax.Var, call: relax.Call) -> Plan:
     given = Masking(attrs["causal"], int(attrs["window"]), attrs["empty_row"], *call.args[3:])
     zero_rows = "infinite" if given.empty_row == "zero" else "none"
     is_open = given.bias is not None and given.causal is None and not given.window
-    is_bool = given.bias is not None and dtype_of(given.bias) == "bool"
-    reads_mask = is_open and is_bool and given.empty_row != "uniform"
+    reads_mask = is_open and given.empty_row != "uniform"
+    mask_dtype = str(attrs["softmax_dtype"]) if reads_mask else None
     points = Points(graph)
-    placed = _place(points, result, call.args, (0, 1, 2, 3), reads_mask)
+    placed = _place(points, result, call.args, (0, 1, 2, 3), mask_dtype)
     numbers = float(attrs["scale"]), float(attrs["softcap"])
     dtypes = dtype_of(call.args[0]), (str(attrs["softmax_dtype"]),)
     masking = None if reads_mask else given
@@ -61,7 +61,7 @@ def _tvm(graph: Graph, result: relax.Var, name: str, call: relax.Call) -> Plan:
     queries, keys = shape_of(args[0])[1], shape_of(args[1])[1]
     causal = _offset(attrs.causal_mask, queries, keys, result)
     points = Points(graph)
-    placed = _place(points, result, args, (0, 2, 1, 3), False)
+    placed = _place(points, result, args, (0, 2, 1, 3), None)
     size = shape_of(args[0])[3]
     if attrs.scale is None and not is_integer(size):
         raise NearMiss("tvm-op", "no scale is given, and the head size is not static", result)
@@ -87,7 +87,11 @@ def _offset(name: str | None, queries: Index, keys: Index, result: relax.Var) ->
 
 
 def _place(
-    points: Points, result: relax.Var, args: Sequence[relax.Expr], order: tuple, with_mask: bool
+    points: Points,
+    result: relax.Var,
+    args: Sequence[relax.Expr],
+    order: tuple,
+    mask_dtype: str | None,
 ) -> Placed:
     """`order`: where batch, head, position and width lie in the operands' axes."""
     q, k, v = args[:3]
@@ -112,7 +116,7 @@ def _place(
         operand(k, (b, group, j), d, shapes[0][3]),
         operand(v, (b, group, j), w, shapes[2][3]),
     )
-    masks = _mask(points, frame, args[3], result) if with_mask else ()
+    masks = () if mask_dtype is None else _mask(points, frame, args[3], mask_dtype, result)
     tensors, out = operands.placed(points, frame), _out(points, result, order)
     if tensors is None or out is None:
         raise NearMiss("layout", "q, k and v cannot be laid out as (B, H, S, D)", result)
@@ -120,12 +124,13 @@ def _place(
 
 
 def _mask(
-    points: Points, frame: Frame, bias: relax.Expr, result: relax.Var
+    points: Points, frame: Frame, bias: relax.Expr, dtype: str, result: relax.Var
 ) -> tuple[tuple[Mask, Recipe], ...]:
     shape = shape_of(bias)
     axes = frame.axes[4 - len(shape) :]
     at = [integer(0) if is_integer(e, 1) else a for e, a in zip(shape, axes, strict=True)]
-    mask = Mask(Element(bias, tuple(at)), -math.inf, False, 1, "float32", result)
+    fill = -math.inf if dtype_of(bias) == "bool" else None
+    mask = Mask(Element(bias, tuple(at)), fill, False, 1, dtype, result)
     found = placed_mask(points, mask, frame)
     return ((mask, found),) if found is not None else ((mask, Recipe(bias, (), None, None, None)),)
 

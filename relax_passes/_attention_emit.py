@@ -9,8 +9,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import op as R
 
+from relax_passes._attention_bounds import Masking
 from relax_passes._attention_graph import NearMiss, dtype_of
-from relax_passes._attention_masks import Lookup, Masking, MaskReader
+from relax_passes._attention_masks import Lookup, MaskReader
 from relax_passes._attention_operands import Recipe
 from relax_passes._attention_plan import Plan
 from relax_passes._attention_scores import Mask

@@ -8,17 +8,17 @@ which such a row is uniform. Everything else that is added is a bias.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import ml_dtypes
-import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op as R
 
+from relax_passes._attention_bounds import Masking, both, bounds_of
 from relax_passes._attention_graph import NearMiss, dtype_of
 from relax_passes._attention_scores import Mask
-from relax_passes._index_domain import Domain, Index, integer, is_integer
+from relax_passes._index_domain import Index
 from relax_passes._visibility import (
     Lookup,
     Visibility,
@@ -28,17 +28,6 @@ from relax_passes._visibility import (
 )
 
 _ABSORBS = -1e30  # float32 and bfloat16 scores vanish beside it
-
-
-@dataclass(frozen=True)
-class Masking:
-    """The attributes of the op, its bias, and what was proved from which binding."""
-
-    causal: int | str | None = None
-    window: int = 0
-    empty_row: str = "nan"
-    bias: relax.Expr | None = None
-    proof: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,7 @@ class MaskReader:
             shown = visibility(tensor, self.lookup, self.shape, visible=not mask.hides)
             return _Seen(mask, tensor, shown, mask.fill)
         found = additive_visibility(tensor, self.lookup, self.shape) if mask.sign > 0 else None
-        if found is None or not (found[1] == 0.0 or _is_hiding(found[1], dtype_of(tensor))):
+        if found is None or not (found[1] == 0.0 or _is_hiding(found[1], mask.dtype)):
             return _Seen(mask, tensor, None, 0.0)
         return _Seen(mask, tensor, found[0], found[1] or -math.inf)
 
@@ -138,13 +127,13 @@ class MaskReader:
         shown = [one.shown for one in seen if one.shown is not None]
         if len(shown) < len(seen):
             return None
-        together = _both(shown)
+        together = both(shown)
         is_full = every_row_sees_a_key(together, self.shape)
         lowest = [one.is_lowest for one in seen]
         later_sums = any(one.is_lowest and one.mask.fill is None for one in seen[1:])
         if not is_full and any(lowest) and (not all(lowest) or later_sums):
             return None
-        bounds = self._bounds(together)
+        bounds = bounds_of(together, self.shape)
         if bounds is None:
             together = Visibility(rest=tuple(self._condition(one) for one in seen))
             bounds = Masking(proof="no bound that the op can say")
@@ -169,12 +158,13 @@ class MaskReader:
     def _as_bias_and_bounds(self, seen: Sequence[_Seen]) -> Masking:
         """Masks of -inf and one or more biases: bounds where proved, the rest in the bias."""
         hiding = [one for one in seen if one.mask.fill is not None]
-        together = _both([one.shown for one in hiding if one.shown is not None])
-        bounds = self._bounds(together)
+        together = both([one.shown for one in hiding if one.shown is not None])
+        bounds = bounds_of(together, self.shape)
         if bounds is None:
             return self._as_bias(seen)
         added = [one for one in seen if one.mask.fill is None]
-        bias = self._sum(added)
+        is_plain = len(added) == 1 and added[0].mask.sign > 0 and not together.rest
+        bias = added[0].tensor if is_plain else self._sum(added)
         for tensor in together.rest:
             hidden = relax.const(-math.inf, self.dtype)
             bias = self.bb.emit(R.where(self._emitted(tensor), bias, hidden))
@@ -207,62 +197,17 @@ class MaskReader:
             lowest = float(ml_dtypes.finfo(self.dtype).min)
             fill = relax.const(lowest if one.is_lowest else -math.inf, self.dtype)
             total = self.bb.emit(R.where(self._condition(one), before, fill))
-        return Masking(bias=total, empty_row=self._empty_row(False), proof=_names(seen))
+        assert total is not None
+        added = replace(seen[-1].mask, fill=None, sign=1, dtype=self.dtype)
+        whole = self._as_visibility([self._see(added, total)])
+        return whole or Masking(bias=total, empty_row=self._empty_row(False), proof=_names(seen))
 
     def _emitted(self, tensor: relax.Expr) -> relax.Expr:
         return tensor if isinstance(tensor, relax.Var) else self.bb.emit(tensor)
 
-    def _bounds(self, shown: Visibility) -> Masking | None:
-        """`causal` and `window` of the bounds; None where the op has no such attributes."""
-        queries, keys = self.shape[2:]
-        domain = Domain()
-        domain.note_shape(self.shape)
-        upper, lower = shown.upper, shown.lower
-        if upper is not None and domain.is_natural(upper - (keys - 1)):
-            upper = None
-        if lower is not None and domain.is_natural(-lower - (queries - 1)):
-            lower = None
-        causal = None if upper is None else _offset(domain.simplify(upper), keys - queries, domain)
-        if upper is not None and causal is None:
-            return None
-        if lower is None:
-            return Masking(causal=causal, proof=shown.proof)
-        first = integer(0) if upper is None else upper
-        window = domain.simplify(first + 1 - lower)
-        if not is_integer(window) or int(window) < 1:
-            return None
-        return Masking(causal=causal, window=int(window), proof=shown.proof)
-
 
 def _names(seen: Sequence[_Seen]) -> str:
     return "a bias at " + ", ".join(f"`{one.mask.binding.name}`" for one in seen)
-
-
-def _offset(upper: Index, last: Index, domain: Domain) -> int | str | None:
-    if is_integer(upper):
-        return int(upper)
-    return "bottom_right" if domain.is_equal(upper, last) else None
-
-
-def _both(shown: Sequence[Visibility]) -> Visibility:
-    """What all of them show."""
-    upper = [v.upper for v in shown if v.upper is not None]
-    lower = [v.lower for v in shown if v.lower is not None]
-    return Visibility(
-        _fold(tirx.min, upper),
-        _fold(tirx.max, lower),
-        tuple(tensor for v in shown for tensor in v.rest),
-        "; ".join(dict.fromkeys(v.proof for v in shown if v.proof)),
-    )
-
-
-def _fold(op: Callable, bounds: Sequence[Index]) -> Index | None:
-    if not bounds:
-        return None
-    result = bounds[0]
-    for bound in bounds[1:]:
-        result = op(result, bound)
-    return tvm.sym.Analyzer().simplify(result)
 
 
 def _is_hiding(fill: float, dtype: str) -> bool:

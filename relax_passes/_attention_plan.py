@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from tvm import relax
 
 from relax_passes._attention_block import Block
+from relax_passes._attention_bounds import Masking
 from relax_passes._attention_elements import Element, Points
 from relax_passes._attention_frame import sides_of
 from relax_passes._attention_graph import FLOATS, Graph, NearMiss, dtype_of, widest
 from relax_passes._attention_guards import GuardReader
 from relax_passes._attention_layout import Placed
-from relax_passes._attention_masks import Masking
 from relax_passes._attention_scores import ScoreReader
 from relax_passes._attention_weights import WeightReader
 

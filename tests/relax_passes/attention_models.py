@@ -54,6 +54,7 @@ class Model:
     inputs: Callable[[], dict[str, torch.Tensor]]
     dynamic: dict[str, dict[int, str]] | None = None
     keywords: tuple[tuple[str, Any], ...] = ()
+    implementations: tuple[str, ...] = ("eager", "sdpa")
 
     def build(self, implementation: str) -> torch.nn.Module:
         import transformers
@@ -120,8 +121,15 @@ MODELS = [
     decoder("Mistral, window", "Mistral", GROUPED, sliding_window=4),
     decoder("Qwen2", "Qwen2", GROUPED),
     decoder("Qwen3", "Qwen3", GROUPED, head_dim=8),
-    decoder("Gemma 2, softcap", "Gemma2", GROUPED, head_dim=8, sliding_window=4),
-    decoder("Gemma 3", "Gemma3", GROUPED, head_dim=8, sliding_window=4),
+    Model(
+        *("Gemma 2, softcap", "Gemma2ForCausalLM", "Gemma2Config"),
+        *({**GROUPED, "head_dim": 8, "sliding_window": 4}, 2, text, LENGTH, CACHELESS),
+        implementations=("eager",),
+    ),
+    Model(
+        *("Gemma 3", "Gemma3ForCausalLM", "Gemma3TextConfig"),
+        *({**GROUPED, "head_dim": 8, "sliding_window": 4}, 2, text, LENGTH, CACHELESS),
+    ),
     decoder("GPT-NeoX", "GPTNeoX", SIZES),
     decoder("OPT", "OPT", OPT),
     decoder("Phi-3", "Phi3", GROUPED),

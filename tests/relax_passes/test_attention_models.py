@@ -20,7 +20,7 @@ QUICK = ("Gemma 2, softcap", "GPT-2", "BERT", "T5")
 
 def cases():
     for model in MODELS:
-        for implementation in ("eager", "sdpa"):
+        for implementation in model.implementations:
             for is_dynamic in (False, True) if model.dynamic else (False,):
                 is_quick = model.name in QUICK and implementation == "eager" and not is_dynamic
                 marks = () if is_quick else (pytest.mark.slow,)
@@ -49,4 +49,4 @@ def test_every_block_is_recognised(model: Model, implementation: str, is_dynamic
 def _dynamic(model: Model) -> tuple[dict]:
     length = torch.export.Dim("s", min=2, max=48)
     axes = model.dynamic or {}
-    return ([{axis: length for axis in axes.get(name, {})} for name in model.inputs()],)
+    return (tuple({axis: length for axis in axes.get(name, {})} for name in model.inputs()),)

@@ -12,9 +12,13 @@ from attention_blocks import (
     masked,
     reason_of,
 )
+from small_modules import one_function
+from tvm import relax
 from tvm.relax import op as O
 from tvm.script import ir as I
 from tvm.script import relax as R
+
+from relax_passes.op import attention
 
 
 @pytest.mark.parametrize(
@@ -72,10 +76,20 @@ def test_masks_of_both_kinds_are_one_float_bias():
     """-inf and the lowest number together have no word in the op: the bias holds both."""
 
     def steps(bb, scores):
-        return masked(LOWEST, k=-2)(bb, masked(INF, k=-1)(bb, scores))
+        return masked(LOWEST, k=-1)(bb, masked(INF, k=-2)(bb, scores))
 
     found = attention_of(block(steps))
     assert (found["causal"], str(found["bias"].ty.dtype)) == (None, "float32")
+
+
+def test_masks_of_both_kinds_that_leave_one_are_one():
+    """The lowest number overwrites every -inf."""
+
+    def steps(bb, scores):
+        return masked(LOWEST, k=-2)(bb, masked(INF, k=-1)(bb, scores))
+
+    found = attention_of(block(steps))
+    assert (found["causal"], found["empty_row"], found["bias"]) == (-2, "uniform", None)
 
 
 def test_a_bool_added_as_a_number_is_a_bias():
@@ -142,3 +156,16 @@ def test_a_guard_with_another_meaning_is_refused():
         return bb.emit(O.where(low, const(0.0), weights))
 
     assert reason_of(block(lambda bb, s: s, after=after)) == "weights-used-elsewhere"
+
+
+@pytest.mark.parametrize(("fill", "empty_row"), [(INF, "zero"), (LOWEST, "uniform")])
+def test_the_float_bias_of_an_op_is_read(fill, empty_row):
+    """Row 0 shows no key: -inf makes it 0, as the op says; the lowest number makes it uniform."""
+
+    def body(bb, q, k, v):
+        mask = bb.emit(O.where(causal(bb, k=-1), const(0.0), const(fill)))
+        return attention(q, k, v, mask, scale=1.0, empty_row="zero")
+
+    shapes = (2, 4, 6, 8), (2, 4, 7, 8), (2, 4, 7, 8)
+    found = attention_of(one_function(body, *(relax.TensorType(s, "float32") for s in shapes)))
+    assert (found["causal"], found["empty_row"], found["bias"]) == (-1, empty_row, None)
