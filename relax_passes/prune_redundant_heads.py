@@ -55,7 +55,9 @@ def prune_redundant_heads(
         the order of dimensions: the columns of W_o are added.
         ``shared-maps``: heads of equal map only: one map, the values side by side.
         ``low-rank``: a projection W (m, n) of rank r < m·n / (m + n) becomes two factors, where
-        ‖W - A·B‖₂ ≤ 4·u·‖W‖₂ as stored, with u the unit roundoff of its dtype.
+        ‖W - A·B‖₂ ≤ 4·u·‖W‖₂ as stored, with u the unit roundoff of its dtype. That a matrix has
+        full rank takes a proof of its own, a second for 4096×4096; after 2·10¹¹ multiply-adds only
+        ranks below 128 are ruled out, and the report says so.
     report : Report, optional
         Gets a row in `attention_rewrites` per attention: what was proved, or why nothing changed.
 
