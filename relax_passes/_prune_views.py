@@ -9,7 +9,7 @@ from tvm.relax import op as R
 from tvm_ffi import structural_equal
 
 from relax_passes._attention_elements import flat, product
-from relax_passes._index_domain import Domain, Index
+from relax_passes._index_domain import Domain, Index, is_integer
 from relax_passes._index_values import IndexValues
 from relax_passes._prune_rule import Outcome, Rule, Scope
 from relax_passes._tensors import broadcast, resolve, shape_of
@@ -80,7 +80,7 @@ def _look(call: relax.Call, scope: Scope) -> Outcome | None:
     if length and structural_equal(source.ty, call.ty):
         return Outcome(_IDENTITY.format(_name(source)), source)
     if length > 1:
-        whole = R.reshape(source, call.ty.shape)
+        whole = _reshaped(source, call.ty.shape)
         return Outcome(f"{length} reshapes of {_name(source)} are one", whole)
     return _look_at_indices(call, scope)
 
@@ -131,13 +131,25 @@ def _one_move(chain: Chain, source: relax.Expr, at: Sequence[Index]) -> relax.Ca
     if dims is None:
         return None
     if _is_reshape(chain, dims, at):
-        return R.reshape(source, chain.shape)
+        return _reshaped(source, chain.shape)
     order = chain.order(dims, at, chain.axes, chain.shape)
     if order is not None:
         return R.permute_dims(source, order)
     aligned = broadcast(source, chain.axes, chain.shape, chain.domain)
     is_broadcast = aligned is not None and chain.is_same(at, aligned)
     return R.broadcast_to(source, chain.shape) if is_broadcast else None
+
+
+def _reshaped(source: relax.Expr, shape: Sequence[Index]) -> relax.Call:
+    """A reshape; where it only inserts axes, in the form that fuses with what is before it."""
+    kept, axes = list(shape_of(source) or []), []
+    for axis, extent in enumerate(shape):
+        if kept and structural_equal(kept[0], extent):
+            del kept[0]
+        elif is_integer(extent, 1):
+            axes.append(axis)
+    is_insertion = not kept and len(axes) + source.ty.ndim == len(shape)
+    return R.expand_dims(source, axes) if is_insertion else R.reshape(source, shape)
 
 
 def _is_reshape(chain: Chain, dims: Sequence[Index], at: Sequence[Index]) -> bool:

@@ -54,7 +54,8 @@ ONE = {
         [("reshape", (B * 4, S, 8)), ("reshape", (B * 4 * S, 2, 4))], "reshape",
     ),
     "two turns": ([("permute_dims", [0, 2, 1, 3]), ("permute_dims", [0, 1, 3, 2])], "permute_dims"),
-    "an axis of 1 moved": ([("expand_dims", 0), ("permute_dims", [1, 0, 2, 3, 4])], "reshape"),
+    "two axes inserted": ([("expand_dims", 1), ("expand_dims", 3)], "expand_dims"),
+    "an axis of 1 moved": ([("expand_dims", 0), ("permute_dims", [1, 0, 2, 3, 4])], "expand_dims"),
     "axes, then broadcast": (
         [("expand_dims", 0), ("broadcast_to", (3, B, 4, S, 8))], "broadcast_to",
     ),
