@@ -4,6 +4,7 @@ LegalizeOps and the fusion of transposes into matmuls, which then see the produc
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
@@ -87,11 +88,11 @@ class _Lowerer(PyExprMutator):
         super().__init__(mod)
         self.mod, self.target = mod, target
         self.function, self.binding = "", ""
-        self.kernels: list[relax.GlobalVar] = []
+        self.kernels: list[tuple[relax.Call, relax.GlobalVar]] = []
 
     def run(self) -> IRModule:
         out = map_functions(self.mod, self._lower)
-        for kernel in self.kernels:
+        for _, kernel in self.kernels:
             out[kernel] = self.builder_.get()[kernel]
         return out
 
@@ -111,15 +112,20 @@ class _Lowerer(PyExprMutator):
         if unknown:
             self._refuse(unknown)
             return call
-        kernel = None if self.target is None else self._kernel(call)
+        kernel = None if self.target is None else self._call_kernel(call)
         return lower_plain(self.builder_, call) if kernel is None else kernel
 
-    def _kernel(self, call: relax.Call) -> relax.Expr | None:
+    def _call_kernel(self, call: relax.Call) -> relax.Expr | None:
         call = self.builder_.normalize(call)
+        made = [kernel for other, kernel in self.kernels if _takes_same_kernel(call, other)]
+        kernel = made[0] if made else self._make_kernel(call)
+        return None if kernel is None else relax.call_tir(kernel, list(call.args), call.ty)
+
+    def _make_kernel(self, call: relax.Call) -> relax.GlobalVar | None:
         kernel = attention_kernel(call, self.target)
         if isinstance(kernel, tirx.PrimFunc):
-            self.kernels.append(self.builder_.add_func(kernel, "attention"))
-            return relax.call_tir(self.kernels[-1], list(call.args), call.ty)
+            self.kernels.append((call, self.builder_.add_func(kernel, "attention")))
+            return self.kernels[-1][1]
         where = {"function": self.function, "binding": self.binding}
         emit(Diagnostic.note("attention-plain", f"lowered to plain ops: {kernel}", **where))
         return None
@@ -129,3 +135,10 @@ class _Lowerer(PyExprMutator):
         where = {"function": self.function, "binding": self.binding}
         advice = "bind the argument with R.match_cast to a type with a shape, symbolic or not"
         emit(Diagnostic.error("attention-shape-unknown", message, help=advice, **where))
+
+
+def _takes_same_kernel(call: relax.Call, other: relax.Call) -> bool:
+    """The same types, up to the names of symbolic extents, and attributes."""
+    types, others = (relax.TupleType([x.ty for x in c.args]) for c in (call, other))
+    same_types = tvm_ffi.structural_equal(types, others, map_free_vars=True)
+    return same_types and tvm_ffi.structural_equal(call.attrs, other.attrs)

@@ -107,6 +107,30 @@ def test_uses_the_kernel_of_the_target():
     assert "nn.softmax" not in after.script()
 
 
+def test_equal_calls_share_a_kernel():
+    """Up to the names of symbolic extents; Sk = Sq is another kernel than Sk of its own."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(q: R.Tensor((1, 2, "s", 4), "float32"), k: R.Tensor((1, 1, "t", 4), "float32")):
+            with R.dataflow():
+                a = R.sits.attention(q, k, k, causal=0)
+                b = R.sits.attention(a, k, k, causal=0)
+                y = R.sits.attention(b, b, b, causal=0)
+                R.output(y)
+            return y
+
+        @R.function
+        def other(q: R.Tensor((1, 2, "n", 4), "float32"), k: R.Tensor((1, 1, "m", 4), "float32")):
+            return R.sits.attention(q, k, k, causal=0)
+
+    after, _ = lowered(Before)
+    kernels = [gv for gv, f in after.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    assert len(kernels) == 2
+    assert relax.analysis.check_well_formed(after)
+
+
 def test_says_why_there_is_no_kernel():
     @I.ir_module
     class Doubles:

@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from tir_schedules.vector_math import vectorizable_math
+from tir_schedules.vector_math import exp_nonpositive, vectorizable_math
 
 HOST = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 88.72, 88.73, -87.3, -103.9, -150.0, 200.0, 1e-40, 1e-20]
@@ -101,3 +101,13 @@ def test_leaves_other_types_and_functions_alone():
     x, y = tirx.Var("x", "float64"), tirx.Var("y", "float32")
     for expression in (tirx.exp(x), tirx.log(y), tirx.pow(y, y), tirx.sqrt(y)):
         assert vectorizable_math(expression).same_as(expression)
+
+
+def test_exp_nonpositive():
+    rng = np.random.default_rng(0)
+    special = [-np.inf, np.nan, 0.0, -0.0, -87.0, -87.01, -104.0, -1e30]
+    x = np.concatenate([special * 2, rng.uniform(-87, 0, 1 << 16)]).astype("float32")
+    got, _ = run(exp_nonpositive, x, HOST)
+    want = np.where(x < -87, 0.0, np.exp(x.astype("float64")))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
+    np.testing.assert_allclose(got, want, rtol=1.3 * 2.0**-23, atol=0.0)
