@@ -154,8 +154,11 @@ def test_kernel_and_plain_ops_agree_in_a_build(dtype):
         bb.emit_func_output(bb.emit(attention(*args, causal="bottom_right")))
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal([int(n) for n in ty.shape]).astype(dtype) for ty in types]
-    results = []
+    results, families = [], []
     for mod in (bb.get(), LowerAttention()(bb.get())):
-        vm = relax.VirtualMachine(sits_tvm.build(mod, "llvm"), tvm.cpu())
+        built = sits_tvm.build(mod, "llvm", config=sits_tvm.Config(attention="off"))
+        families.append("Attention" in {kernel.family for kernel in built.report.kernels})
+        vm = relax.VirtualMachine(built, tvm.cpu())
         results.append(vm["main"](*map(tvm.runtime.tensor, arrays)).numpy().astype("float32"))
     np.testing.assert_allclose(*results, atol=1e-6 if dtype == "float32" else 2e-2)
+    assert families == [True, False]
