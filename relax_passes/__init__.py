@@ -14,8 +14,8 @@ from .inline_tuple_access import InlineTupleAccess
 from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
 from .pack_fake_quantized_weights import PackFakeQuantizedWeights
-from .prune_redundant_heads import prune_redundant_heads
 from .prune_redundant_attention import PruneRedundantAttention
+from .prune_redundant_heads import prune_redundant_heads
 from .quantize_matmul_weights import QuantizeMatmulWeights
 from .remove_stop_gradients import RemoveStopGradients
 from .simplify_symbolic_shapes import SimplifySymbolicShapes
