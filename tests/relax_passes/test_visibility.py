@@ -68,7 +68,9 @@ def cut(table: relax.Expr, begin: Any, queries: Any, keys: Any) -> relax.Expr:
         pytest.param(
             lambda: R.less_equal(arange(t), row(s, t - s)), s, t, t - s, None, id="bottom right"
         ),
-        pytest.param(lambda: R.less_equal(arange(t), exported_rows()), s, t, t - s, None, id="export"),
+        pytest.param(
+            lambda: R.less_equal(arange(t), exported_rows()), s, t, t - s, None, id="exported"
+        ),
         pytest.param(lambda: R.less_equal(arange(t), row(1, t - 1)), 1, t, None, None, id="decode"),
         pytest.param(lambda: cut(TRIL, 0, s, s), s, s, 0, None, id="stored triangle"),
         pytest.param(lambda: cut(TRIL, t - s, s, t), s, t, t - s, None, id="stored, from the end"),
