@@ -10,7 +10,7 @@ BITS = (2, 3, 4)
 GROUP_SIZES = (32, 64, 128, -1)
 SCALE_DTYPES = ("float16", "float32")
 SCALE_METHODS = ("absmax", "mse")
-GRAPH_RULES = (
+GRAPH_RULES = (  # of PruneRedundantAttention
     "views",
     "common-subexpressions",
     "repeated-heads",
@@ -21,6 +21,8 @@ GRAPH_RULES = (
     "uniform-rows",
     "score-bound",
 )
+HEAD_RULES = ("zero-heads", "constant-values", "equal-heads", "shared-maps", "low-rank")
+ATTENTION_RULES = (*GRAPH_RULES, *HEAD_RULES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +89,20 @@ class Config:
         Also quantize the projection onto the vocabulary.
     skip : tuple of str
         Globs over parameter names (``"*.layers.0.*"``) that stay in float.
-    attention : str
-        "exact" or "off": whether attention is recognised and rewritten, without changing a value
-        by more than rounding.
+    attention : str or frozenset of str
+        "exact": attention is recognised, and rewritten by all `ATTENTION_RULES`, none of which
+        changes a value by more than rounding (`PruneRedundantAttention`, and with params
+        `prune_redundant_heads`). A set of their names: by these rules alone. "off": neither.
     gradient_gate : str
         What a build does with a function ``<f>_adjoint`` whose gradients are not those of f: "off"
         does not look, "report" warns in the report, "fail" refuses. It looks at what
         FixQuantizeGradient made: an adjoint that this repairs passes. Needs PyTorch; takes seconds
         per function, more for a large one.
     verify : bool
-        Check that the IR is well formed after every pass.
+        Check that the IR is well formed after every pass, and run what CanonicalizeAttention and
+        PruneRedundantAttention change, before and after, on this CPU: on normal and on extreme
+        inputs, against float64. A difference beyond rounding is an error. Takes seconds per block
+        of attention; rows are in `Report.rewrite_checks`.
     database : path or None
         A tuning database of the user's own; none is read yet.
     dump_dir : path or None
@@ -112,7 +118,7 @@ class Config:
     quant: QuantSpec | None = None
     quantize_embedding: bool = False
     quantize_head: bool = False
-    attention: str = "exact"
+    attention: str | frozenset[str] = "exact"
     skip: tuple[str, ...] = ()
     gradient_gate: str = "off"
     verify: bool = False
@@ -135,7 +141,7 @@ class Config:
         object.__setattr__(self, "skip", tuple(self.skip))
         for name in ("quantize_embedding", "quantize_head", "verify"):
             _require(f"Config.{name}", getattr(self, name), (True, False))
-        _require("Config.attention", self.attention, ("exact", "off"))
+        object.__setattr__(self, "attention", _attention(self.attention))
         _require("Config.gradient_gate", self.gradient_gate, ("off", "report", "fail"))
         _require("Config.database", self.database, (None,))
         if self.dump_dir is not None:
@@ -147,6 +153,13 @@ class Config:
                 "Config.quantize_embedding and Config.quantize_head need Config.quant, "
                 "for example Config(quant=QuantSpec(), quantize_head=True)"
             )
+
+    @property
+    def attention_rules(self) -> frozenset[str]:
+        """The names that `attention` stands for."""
+        if isinstance(self.attention, frozenset):
+            return self.attention
+        return frozenset(ATTENTION_RULES if self.attention == "exact" else ())
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
@@ -163,6 +176,20 @@ class Config:
         if isinstance(values.get("skip"), list):
             values["skip"] = tuple(values["skip"])
         return cls(**values)
+
+
+def _attention(value: Any) -> str | frozenset[str]:
+    """`Config.attention`; names in any collection."""
+    if value in ("exact", "off"):
+        return str(value)
+    names = value if isinstance(value, set | frozenset | list | tuple) else [value]
+    unknown = [name for name in names if name not in ATTENTION_RULES]
+    if unknown or isinstance(value, str):
+        raise ValueError(
+            f"Config.attention={value!r} is not supported; it takes 'exact', 'off', or a set of "
+            f"rules: {', '.join(ATTENTION_RULES)}"
+        )
+    return frozenset(names)
 
 
 def _require(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import Pass, PassContext
+from tvm.relax.ir.instrument import WellFormedInstrument
 from tvm.runtime import Tensor
 from tvm.target import Target
 
@@ -26,12 +27,13 @@ import relax_passes as passes
 import tir_schedules
 
 from ._pass_context import with_instruments
-from .config import Config
+from .config import GRAPH_RULES, HEAD_RULES, Config
 from .diagnostics import Diagnostic, SitsError, collect, raise_errors
 from .gradient_check.gate import report_gate
 from .host_run import Run, on_host
 from .quick_parsing import load_tensor_intrinsics
 from .report import Kernel, PassRun, Report
+from .rewrite_check import checked
 from .target import parse_target
 
 _LOG = logging.getLogger(__name__)
@@ -65,18 +67,23 @@ def graph_passes(
 
 
 def _attention_passes(config: Config, report: Report) -> list[Pass]:
-    """`Config.attention`."""
-    return [] if config.attention == "off" else [passes.CanonicalizeAttention(report)]
+    """`Config.attention`; with `Config.verify` each runs what it changed."""
+    if config.attention == "off":
+        return []
+    rules = config.attention_rules & set(GRAPH_RULES)
+    found = [passes.CanonicalizeAttention(report), passes.PruneRedundantAttention(rules, report)]
+    return [checked(p, run_on_host, report) for p in found] if config.verify else found
 
 
 def _prune_heads(config: Config, report: Report, params: Params | None) -> list[Pass]:
     """`passes.prune_redundant_heads` as a pass, which writes to `params`."""
-    if params is None or config.attention == "off":
+    rules = config.attention_rules & set(HEAD_RULES)
+    if params is None or not rules:
         return []
 
     @tvm.transform.module_pass(opt_level=0, name="PruneRedundantHeads")
     def prune(mod: IRModule, _ctx: PassContext) -> IRModule:
-        pruned, left = passes.prune_redundant_heads(mod, params, report=report)
+        pruned, left = passes.prune_redundant_heads(mod, params, rules=rules, report=report)
         params.clear()
         params.update(left)
         return pruned
@@ -213,7 +220,7 @@ def _instruments(config: Config, phase: str) -> PassContext:
     """`Config.verify` and `Config.dump_dir` (a folder per phase), by TVM's own instruments."""
     instruments = []
     if config.verify:
-        instruments.append(relax.ir.instrument.WellFormedInstrument())
+        instruments.append(WellFormedInstrument())
     if config.dump_dir is not None:
         folder = config.dump_dir / phase
         try:

@@ -2,7 +2,10 @@
 
 import pytest
 
+from relax_passes import _prune_block
+from relax_passes.prune_redundant_heads import RULES
 from sits_tvm import Config, QuantSpec
+from sits_tvm.config import ATTENTION_RULES, GRAPH_RULES, HEAD_RULES
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,25 @@ def test_head_and_embedding_need_quant(field):
 def test_no_field_is_taken_without_effect(field):
     with pytest.raises(ValueError, match=f"Config.{field}='something' is not supported"):
         Config(**{field: "something"})
+
+
+def test_attention_takes_rules():
+    assert Config().attention_rules == frozenset(ATTENTION_RULES)
+    assert Config(attention="off").attention_rules == frozenset()
+    for names in ({"views"}, ["views"], ("views",), frozenset({"views"})):
+        assert Config(attention=names).attention_rules == {"views"}
+        assert Config(attention=names) == Config(attention=frozenset({"views"}))
+
+
+@pytest.mark.parametrize("value", ["views", ["view"], {"views", "all"}, None, 3])
+def test_attention_names_the_rules_there_are(value):
+    with pytest.raises(ValueError, match="a set of rules: views, common-subexpressions, "):
+        Config(attention=value)
+
+
+def test_rules_are_those_of_the_passes():
+    assert set(HEAD_RULES) == RULES
+    assert set(GRAPH_RULES) == {_prune_block.SHARED, *(rule.name for rule in _prune_block.RULES)}
 
 
 def test_from_dict_reads_nested_fields():
