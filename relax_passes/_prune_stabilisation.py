@@ -34,7 +34,8 @@ def _look(call: relax.Call, scope: Scope) -> Outcome | None:
         f"{names([shift])} is the maximum of {names([scores])} along axis {axis}, which softmax "
         f"subtracts itself, in {x.ty.dtype} too; a row of -inf alone, or with +inf, is NaN in both"
     )
-    return Outcome(reason, relax.Call(call.op, [scores], call.attrs))
+    # a new variable: what the old one read differs by the maximum, so only results compare
+    return Outcome(reason, scope.emit(relax.Call(call.op, [scores], call.attrs)))
 
 
 def _below_cast(x: relax.Expr, scope: Scope) -> tuple[relax.Expr, bool]:

@@ -82,10 +82,11 @@ def _compare(region: Region, draw: Draw, sides: list[Run]) -> tuple[float, float
     largest = np.max(np.abs(exact), where=is_finite, initial=1e-30)
     error = np.max(_distance(old, exact), where=is_finite, initial=0.0)
     distance = np.minimum(_distance(new, exact), _distance(new, old))
-    unit = float(ml_dtypes.finfo(str(region.dtype)).eps)
-    return float(np.max(distance, where=~is_free, initial=0.0)), float(
-        max(4 * error, 16 * unit * largest)
-    )
+    worst = float(np.max(distance, where=~is_free, initial=0.0))
+    if "float" not in region.dtype:
+        return worst, 0.5  # of integers and truth values: they are equal
+    unit = float(ml_dtypes.finfo(region.dtype).eps)
+    return worst, float(max(4 * error, 16 * unit * largest))
 
 
 def _flat(result: Any) -> np.ndarray:

@@ -101,8 +101,9 @@ def _region(
         now = _slice(new, y, kept - opened)
         ends = _leaves(new, now)
         was = _slice(old, x, ends - {x})
-        only_before = (_leaves(old, was) or {x}) - ends
-        tied = {v for v in ends if v in old and only_before & _ancestors(old, v)}
+        read = _leaves(old, was)
+        only_before = (read or {x}) - ends
+        tied = {v for v in ends if v in old and (v not in read or only_before & _ancestors(old, v))}
         if not tied:
             break
         opened |= tied
