@@ -111,18 +111,18 @@ def _left_operand(product: Contraction) -> ReadLeft:
     if product.left_is_plain:
         return read
     batches, rows = product.batch.extent, product.rows.extent
-    copy = scratch(batches * rows, k.dom.extent)
+    copy = scratch(batches, rows, k.dom.extent)  # not flat: TVM would divide by symbolic rows
     with parallel(batches * rows) as r:
         outer, row = split(r, rows)
         batch = product.batch.at(outer)
         whole = k.dom.extent // LANES
         with serial(whole) as block, vectorized() as lane:
             depth = block * LANES + lane
-            T.buffer_store(copy, read(batch, row, depth), [r, depth])
+            T.buffer_store(copy, read(batch, row, depth), [outer, row, depth])
         with serial(k.dom.extent - whole * LANES) as rest:
             depth = whole * LANES + rest
-            T.buffer_store(copy, read(batch, row, depth), [r, depth])
-    return lambda batch, row, depth: copy[product.batch.index(batch) * rows + row, depth]
+            T.buffer_store(copy, read(batch, row, depth), [outer, row, depth])
+    return lambda batch, row, depth: copy[product.batch.index(batch), row, depth]
 
 
 def _pack(product: Contraction, batch: Point, first: tirx.Expr, panel: tirx.Buffer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
@@ -40,11 +41,11 @@ class Matmul(ScheduleRule):
 
 
 def _any_rows(product: Contraction, target: Target) -> None:
-    rows = product.rows.extent
-    if isinstance(rows, tirx.IntImm):
-        _few_or_many(product, target, rows.value == 1)
+    one = tvm.sym.Analyzer().simplify(product.rows.extent == 1)
+    if isinstance(one, tirx.IntImm):  # static rows, or 2 n, which is never 1
+        _few_or_many(product, target, bool(one.value))
         return
-    with T.If(rows == 1):
+    with T.If(one):
         with T.Then():
             _few_or_many(product, target, True)
         with T.Else():

@@ -184,6 +184,23 @@ def test_half_precision_is_summed_in_float32(rng):
         assert (run(x, w) == 4096).all()
 
 
+def test_half_precision_with_symbolic_batch_and_rows(rng):
+    """The copy of lhs in float32 is not flat: TVM divides by its row count and fails."""
+
+    run = compile_relax(
+        module(
+            lambda x, k: op.matmul(x, op.permute_dims(k, [0, 2, 1]), out_dtype="float32"),
+            ("b", "m", 8),
+            ("b", "n", 8),
+            dtype="float16",
+        )
+    )
+    for m, n in ((1, 1), (5, 3), (14, 20)):
+        x, k = randoms(rng, (3, m, 8), (3, n, 8), dtype="float16")
+        wide, keys = x.astype("float64"), k.swapaxes(1, 2).astype("float64")
+        assert_close(run(x, k), wide @ keys, wide, keys)
+
+
 def test_no_whole_copy_of_a_weight():
     """Scratch memory is a panel of the weight, whatever its size."""
     func = _matmul(1024, 4096)
