@@ -93,7 +93,7 @@ def test_compiled_results_stay(name, rng):
     x = rng.standard_normal((2, 5, block.hidden)).astype("float32")
     results = []
     for m, p in ((mod, params), (out, left)):
-        ex = sits_tvm.build(m, "llvm", params=p)
+        ex = sits_tvm.build(m, "llvm", params=p, config=sits_tvm.Config(attention="off"))
         vm = relax.VirtualMachine(ex, tvm.cpu())
         results.append(vm["main"](x, *ex.param_list).numpy())
     assert not np.array_equal(*results)
