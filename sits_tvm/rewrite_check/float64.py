@@ -37,12 +37,9 @@ def _wide(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
     if isinstance(expr, relax.TupleGetItem):
         return relax.TupleGetItem(_wide(expr.tuple_value, values), expr.index)
     if isinstance(expr, GenericConst):
-        wide = _wide_type(expr.ty)
-        return (
-            expr
-            if wide is expr.ty
-            else relax.const(expr.value.numpy().astype(np.float64), "float64")
-        )
+        if str(expr.ty.dtype) not in _FLOATS:
+            return expr
+        return relax.const(expr.value.numpy().astype(np.float64), "float64")
     if isinstance(expr, relax.Call):
         args = [_wide(arg, values) for arg in expr.args]
         return relax.Call(expr.op, args, _wide_attrs(expr.attrs), [])

@@ -152,9 +152,9 @@ class Places:
     def main(x: R.Tensor((4,), "int64")) -> R.Tensor((4,), "int64"):
         with R.dataflow():
             a = R.arange(0, 4, 1, "int64")
-            b = R.negative(a)
+            b = R.add(a, R.const(1, "int64"))
             c = R.arange(0, 4, 1, "int64")
-            d = R.negative(c)
+            d = R.add(c, R.const(1, "int64"))
             e = R.add(b, d)
             f = R.add(e, x)
             R.output(f)
