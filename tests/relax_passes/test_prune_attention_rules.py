@@ -10,6 +10,8 @@ from tvm.relax import op as R
 
 from relax_passes.op import attention
 
+S = tirx.Var("s", "int64")
+
 
 def attend(*types, bias=None, **attributes):
     """main(q, k, v[, mask]) = attention(…); a `bias` is a constant."""
@@ -158,6 +160,20 @@ def test_a_mask_that_hides_the_last_key_from_the_first_query_stays():
     assert prune(mod, "neutral-operations") == (mod, [])
 
 
+@pytest.mark.parametrize(("reach", "left"), [(S, 3), (S - 1, 4)])
+def test_a_mask_from_below_goes_where_it_hides_nothing(reach, left):
+    """Visible where j > i - reach: the last query is S - 1."""
+
+    def make(emit, q, k, v):
+        query = emit(R.expand_dims(emit(R.arange(0 - reach, S - reach, 1, "int64")), 1))
+        return attention(q, k, v, emit(R.greater(emit(R.arange(0, S, 1, "int64")), query)))
+
+    mod = function(make, *qkv(S, S))
+    out, _ = prune(mod, "neutral-operations")
+    assert len(call(out).args) == left
+    assert_same_values(mod, out, (5,), (1,))
+
+
 SHOWN = np.zeros((3, 9), bool)
 SHOWN[0, 2:7] = SHOWN[1, 4:6] = SHOWN[2, 3] = True
 HIDDEN = {
@@ -243,7 +259,6 @@ def test_hidden_keys_that_stay(name):
 
 
 DIAGONAL = np.eye(4, dtype=bool)
-S = tirx.Var("s", "int64")
 SEEN = {
     "causal": (qkv(S, S), {"causal": 0}),
     "window": (qkv(S, S), {"causal": 0, "window": 3}),
