@@ -12,6 +12,7 @@ from small_modules import one_function
 from tvm import IRModule, relax, tirx
 
 from relax_passes._adjoint import bindings_of
+from relax_passes.op import attention
 from relax_passes.prune_redundant_attention import PruneRedundantAttention
 from sits_tvm import Report
 from sits_tvm.config import GRAPH_RULES
@@ -31,6 +32,28 @@ def function(make, *types):
     return one_function(lambda bb, *args: make(bb.emit, *args), *types)
 
 
+def attend(*types, bias=None, **attributes):
+    """main(q, k, v[, mask]) = attention(…); a `bias` is a constant."""
+
+    def make(emit, q, k, v, *mask):
+        given = mask[0] if mask else bias if bias is None else relax.const(bias)
+        return attention(q, k, v, given, **attributes)
+
+    return function(make, *types)
+
+
+def qkv(queries, keys, heads=4, kv_heads=2, batch=1, width=8, dtype="float32"):
+    return (
+        tensor(batch, heads, queries, width, dtype=dtype),
+        tensor(batch, kv_heads, keys, width, dtype=dtype),
+        tensor(batch, kv_heads, keys, width, dtype=dtype),
+    )
+
+
+def symbols(names):
+    return (tirx.Var(name, "int64") for name in names)
+
+
 def prune(mod: IRModule, *rules: str) -> tuple[IRModule, Rows]:
     """The module and the rows; the input is as it was, the output is well formed and final."""
     digest, report = tvm_ffi.structural_hash(mod), Report()
@@ -43,6 +66,10 @@ def prune(mod: IRModule, *rules: str) -> tuple[IRModule, Rows]:
             assert tvm_ffi.structural_equal(func.ret_ty, mod[gvar.name_hint].ret_ty)
     assert PruneRedundantAttention(chosen)(out).same_as(out)
     return out, report.attention_rewrites
+
+
+def rules_of(rows):
+    return [(row.rule, row.changed) for row in rows]
 
 
 def ops(mod: IRModule, func: str = "main") -> Counter[str]:
