@@ -17,11 +17,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED) lint
 	$(PYTEST) $(PARALLEL)
-	$(PYTEST) --nbmake tutorials
+	$(PYTEST) $(PARALLEL) --nbmake tutorials
 
 test-all: $(INSTALLED) lint
 	$(PYTEST) $(PARALLEL) -m "not gpu"
-	$(PYTEST) --nbmake tutorials
+	$(PYTEST) $(PARALLEL) --nbmake tutorials
 	$(BIN)/python -m pip install --quiet --target build/numpy-2.4 "numpy==2.4.*"
 	PYTHONPATH=build/numpy-2.4 $(PYTEST) tests/sits_tvm/test_trainer.py
 
