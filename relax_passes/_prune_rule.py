@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import relax
+from tvm.ir import GenericConst
 from tvm.sym import Analyzer
 from tvm_ffi import StructuralKey
 
@@ -99,7 +100,13 @@ def words(dim: Index | str) -> str:
 
 
 def names(variables: Sequence[relax.Expr], most: int = 4) -> str:
-    """Variables in words."""
-    shown = [f"`{v.name}`" if isinstance(v, relax.Var) else str(v) for v in variables]
+    """Variables and other operands in words."""
+    shown = [_name(operand) for operand in variables]
     rest = len(shown) - most
     return ", ".join(shown[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _name(operand: relax.Expr) -> str:
+    if isinstance(operand, relax.Var):
+        return f"`{operand.name}`"
+    return f"a constant of {operand.ty}" if isinstance(operand, GenericConst) else str(operand)
