@@ -12,12 +12,12 @@ from tvm import IRModule, relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._attention_anchors import softmax_of
-from relax_passes._attention_calls import is_attention, plan_call
-from relax_passes._attention_emit import Emitter
-from relax_passes._attention_graph import Graph, NearMiss
-from relax_passes._attention_plan import Plan, plan
 from relax_passes._map_functions import map_functions
+from relax_passes.canonical_attention.anchors import softmax_of
+from relax_passes.canonical_attention.calls import is_attention, plan_call
+from relax_passes.canonical_attention.emit import Emitter
+from relax_passes.canonical_attention.graph import Graph, NearMiss
+from relax_passes.canonical_attention.plan import Plan, plan
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import AttentionSite, Report
 

@@ -11,8 +11,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._adjoint import bindings_of, used_vars
 from relax_passes._map_functions import map_functions
-from relax_passes._quantize_adjoint import is_adjoint, repair_adjoint
-from relax_passes._quantize_sites import Site, find_sites
+from relax_passes.quantize_spellings.adjoint import is_adjoint, repair_adjoint
+from relax_passes.quantize_spellings.sites import Site, find_sites
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizeSite, Report
 

@@ -17,17 +17,17 @@ from tvm.ir.transform import PassContext
 
 from sits_tvm.report import QuantizedWeight, Report
 
-from ._fake_quantized_sites import (
+from ._inlining import called
+from .op.pack_weight import evaluate, layout_of_call, pack_weight
+from .packed_weights.fake_quantized_sites import (
     FakeQuantizedSite,
     find_fake_quantized_sites,
     part_prefixes,
     trained_names,
 )
-from ._inlining import called
-from ._packed_function import Packing
-from ._packed_module import FUNCTION_IS_CALLED, pack_function
-from ._weight_choice import note_skipped
-from .op.pack_weight import evaluate, layout_of_call, pack_weight
+from .packed_weights.packed_function import Packing
+from .packed_weights.packed_module import FUNCTION_IS_CALLED, pack_function
+from .packed_weights.weight_choice import note_skipped
 
 
 @tvm.transform.module_pass(opt_level=0, name="PackFakeQuantizedWeights")

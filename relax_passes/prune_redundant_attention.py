@@ -14,7 +14,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._adjoint import bindings_of
 from relax_passes._map_functions import map_functions
-from relax_passes._prune_block import SHARED, BlockRules, Row
+from relax_passes.prune_rules.block import SHARED, BlockRules, Row
 from sits_tvm.config import GRAPH_RULES
 from sits_tvm.report import AttentionRewrite, Report
 

@@ -15,17 +15,17 @@ from tvm.runtime import Tensor
 
 from sits_tvm.report import AttentionRewrite, Report
 
-from ._attention_projections import AttentionWeights, FunctionUses, find_attention_weights
-from ._head_certificate import heads_reason
-from ._head_facts import HeadWeights, find_heads, folded_constant, output_rows
-from ._head_plan import is_unchanged, plan_heads
-from ._head_rewrite import HeadRewriter, SitePlan
-from ._low_rank import Screening
-from ._low_rank_rewrite import factor_projections
-from ._private_weights import reason_against
-from ._row_visibility import no_row_is_empty
-from ._weight_edits import WeightEdits
-from ._weight_sites import weights_of
+from .head_rules.attention_projections import AttentionWeights, FunctionUses, find_attention_weights
+from .head_rules.certificate import heads_reason
+from .head_rules.facts import HeadWeights, find_heads, folded_constant, output_rows
+from .head_rules.low_rank import Screening
+from .head_rules.low_rank_rewrite import factor_projections
+from .head_rules.plan import is_unchanged, plan_heads
+from .head_rules.private_weights import reason_against
+from .head_rules.rewrite import HeadRewriter, SitePlan
+from .head_rules.weight_edits import WeightEdits
+from .index_analysis.row_visibility import no_row_is_empty
+from .packed_weights.weight_sites import weights_of
 
 Params = Mapping[str, Tensor | np.ndarray]
 RULES = frozenset({"zero-heads", "constant-values", "equal-heads", "shared-maps", "low-rank"})

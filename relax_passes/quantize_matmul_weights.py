@@ -17,11 +17,11 @@ from sits_tvm.config import Config
 from sits_tvm.report import Report
 from tir_schedules.packing import PackedLayout, Parts, pack
 
-from ._packed_function import Packing
-from ._packed_module import pack_function
-from ._weight_choice import WeightChoice, read_both_ways
-from ._weight_sites import WeightSite
 from .op.int4 import layout_attrs, quantize_weight
+from .packed_weights.packed_function import Packing
+from .packed_weights.packed_module import pack_function
+from .packed_weights.weight_choice import WeightChoice, read_both_ways
+from .packed_weights.weight_sites import WeightSite
 
 
 @tvm.transform.module_pass(opt_level=0, name="QuantizeMatmulWeights")

@@ -15,8 +15,8 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._dim_bounds import bounded_analyzer
 from relax_passes._map_functions import map_functions
+from relax_passes.index_analysis.dim_bounds import bounded_analyzer
 from sits_tvm.diagnostics import Diagnostic, emit
 
 _INT64_MAX = (1 << 63) - 1

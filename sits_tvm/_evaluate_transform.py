@@ -12,9 +12,9 @@ from tvm import relax
 from tvm.ir import GenericConst, Op
 from tvm.runtime import Tensor
 
-from relax_passes._packed_function import SOURCE_NAMES
 from relax_passes.op import pack_weight
 from relax_passes.op.int4 import layout_of
+from relax_passes.packed_weights.packed_function import SOURCE_NAMES
 from tir_schedules.packing import Parts, pack
 
 from .diagnostics import Diagnostic

@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.runtime import Tensor
 
-from relax_passes._packed_function import TRANSFORM_SUFFIX
+from relax_passes.packed_weights.packed_function import TRANSFORM_SUFFIX
 
 from ._evaluate_transform import Array, Cache, evaluate_transform
 from .diagnostics import Diagnostic, SitsError, raise_errors

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import IRModule, relax
 from tvm.ir import Op
 
-from relax_passes._attention_projections import AttentionWeights, FunctionUses
+from relax_passes.head_rules.attention_projections import AttentionWeights, FunctionUses
 
 _ADD = Op.get("relax.add")
 _SAME = [Op.get(f"relax.{name}") for name in ("reshape", "astype")]

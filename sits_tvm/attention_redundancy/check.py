@@ -9,16 +9,16 @@ import numpy as np
 import tvm
 from tvm import IRModule, relax
 
-from relax_passes._attention_projections import (
+from relax_passes.canonicalize_attention import CanonicalizeAttention
+from relax_passes.head_rules.attention_projections import (
     AttentionWeights,
     FunctionUses,
     find_attention_weights,
 )
-from relax_passes._head_facts import HeadWeights
-from relax_passes._low_rank_rewrite import projections_of
-from relax_passes._weight_edits import WeightEdits, as_numpy
-from relax_passes._weight_sites import weights_of
-from relax_passes.canonicalize_attention import CanonicalizeAttention
+from relax_passes.head_rules.facts import HeadWeights
+from relax_passes.head_rules.low_rank_rewrite import projections_of
+from relax_passes.head_rules.weight_edits import WeightEdits, as_numpy
+from relax_passes.packed_weights.weight_sites import weights_of
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect
 from sits_tvm.module_checks import check_is_module
 from sits_tvm.params import as_arrays

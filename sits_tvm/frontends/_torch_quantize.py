@@ -17,8 +17,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes._quantize_range import Refused, code_width
 from relax_passes.op import dequantize, fake_quantize, quantize
+from relax_passes.quantize_spellings.range import Refused, code_width
 from sits_tvm.diagnostics import Diagnostic
 from sits_tvm.diagnostics import emit as report
 from sits_tvm.frontends._torch_helpers import Node, cast, emit, result_dtype

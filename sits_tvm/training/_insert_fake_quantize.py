@@ -11,8 +11,8 @@ from tvm.ir import IRModule
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._weight_sites import WeightSite
 from relax_passes.op import absmax_scale, fake_quantize
+from relax_passes.packed_weights.weight_sites import WeightSite
 from sits_tvm.config import QuantSpec
 from tir_schedules.packed_layout import PackedLayout
 

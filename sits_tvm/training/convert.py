@@ -12,12 +12,12 @@ from tvm.ir import IRModule
 from tvm.ir.transform import Pass
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._fake_quantized_sites import FAKE_QUANTIZE, fake_quantizes_weight
 from relax_passes._inlining import called_from
-from relax_passes._weight_sites import bindings_of, weights_of
 from relax_passes.fix_quantize_gradient import FixQuantizeGradient
 from relax_passes.op import fake_quantize
 from relax_passes.op._affine import format_of
+from relax_passes.packed_weights.fake_quantized_sites import FAKE_QUANTIZE, fake_quantizes_weight
+from relax_passes.packed_weights.weight_sites import bindings_of, weights_of
 from sits_tvm._evaluate_transform import as_numpy
 from sits_tvm.config import BITS, GROUP_SIZES, QuantSpec
 from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors

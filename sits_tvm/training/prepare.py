@@ -10,8 +10,8 @@ import tvm
 from tvm.ir import GlobalVar, IRModule
 from tvm.runtime import Tensor
 
-from relax_passes._weight_choice import WeightChoice, read_both_ways
-from relax_passes._weight_sites import WeightSite
+from relax_passes.packed_weights.weight_choice import WeightChoice, read_both_ways
+from relax_passes.packed_weights.weight_sites import WeightSite
 from sits_tvm._evaluate_transform import as_numpy
 from sits_tvm.config import Config, QuantSpec
 from sits_tvm.diagnostics import Diagnostic, collect, emit, raise_errors

@@ -10,7 +10,7 @@ import pytest
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from relax_passes._index_maps import View, view_of
+from relax_passes.index_analysis.index_maps import View, view_of
 from tests.relax_passes.index_expressions import function_of
 
 b, s = tirx.Var("b", "int64"), tirx.Var("s", "int64")

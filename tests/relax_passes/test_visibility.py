@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes._visibility import (
+from relax_passes.index_analysis.visibility import (
     Visibility,
     additive_visibility,
     every_row_sees_a_key,

@@ -8,7 +8,7 @@ import pytest
 from tvm import IRModule, relax, tirx
 
 import sits_tvm
-from relax_passes._visibility import (
+from relax_passes.index_analysis.visibility import (
     Visibility,
     additive_visibility,
     every_row_sees_a_key,

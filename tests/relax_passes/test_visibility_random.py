@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes._visibility import (
+from relax_passes.index_analysis.visibility import (
     Visibility,
     additive_visibility,
     every_row_sees_a_key,

@@ -6,8 +6,8 @@ from tvm import relax, tirx
 from tvm.relax import op as R
 
 import sits_tvm
-from relax_passes import _prune_block
-from relax_passes._prune_rule import Outcome, Rule
+from relax_passes.prune_rules import block
+from relax_passes.prune_rules.rule import Outcome, Rule
 from sits_tvm import Config, SitsError
 
 CPU = "llvm -mcpu=native"
@@ -51,6 +51,6 @@ def test_verify_runs_what_the_passes_change():
 
 def test_verify_refuses_a_wrong_rewrite(monkeypatch):
     wrong = Rule("views", frozenset({"relax.tanh"}), lambda call, _: Outcome("", call.args[0]))
-    monkeypatch.setattr(_prune_block, "RULES", (wrong,))
+    monkeypatch.setattr(block, "RULES", (wrong,))
     with pytest.raises(SitsError, match="PruneRedundantAttention changed the value of"):
         sits_tvm.lower(module(), CPU, config=Config(verify=True))

@@ -1,0 +1,1 @@
+"""How `CanonicalizeAttention` finds attention: outwards from a softmax, decided at the end."""

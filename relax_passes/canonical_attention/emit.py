@@ -1,0 +1,88 @@
+"""Emit a planned block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import tvm_ffi
+from tvm import relax
+from tvm.relax import op as R
+
+from relax_passes.canonical_attention.bounds import Masking
+from relax_passes.canonical_attention.graph import NearMiss, dtype_of
+from relax_passes.canonical_attention.masks import Lookup, MaskReader
+from relax_passes.canonical_attention.operands import Recipe
+from relax_passes.canonical_attention.plan import Plan
+from relax_passes.canonical_attention.scores import Mask
+from relax_passes.op.attention import attention
+
+
+class Emitter:
+    """Emits into `bb`; `visit` gives the expression that stands for one of the old function."""
+
+    def __init__(
+        self, bb: relax.BlockBuilder, lookup: Lookup, visit: Callable[[relax.Expr], relax.Expr]
+    ) -> None:
+        self.bb, self.lookup, self.visit = bb, lookup, visit
+
+    def emit(self, plan: Plan) -> tuple[relax.Expr, relax.Call, str]:
+        """The value product anew, the call of the op, and what was proved of its masks.
+
+        Raises
+        ------
+        NearMiss
+            For masks that the op cannot say.
+        """
+        masking, softmax_dtype = self._masking(plan)
+        q, k, v = (self._cast(self._tensor(r), plan.dtype) for r in plan.placed.operands)
+        call = attention(
+            q,
+            k,
+            v,
+            masking.bias,
+            scale=plan.scale,
+            causal=masking.causal,
+            window=masking.window,
+            softcap=plan.softcap,
+            empty_row=masking.empty_row,
+            softmax_dtype=softmax_dtype,
+        )
+        proof = "; ".join(filter(None, (masking.proof, plan.note)))
+        if plan.call is not None and _is_same(call, plan.call):
+            return plan.call, plan.call, proof
+        out = self._cast(self.bb.emit(call), dtype_of(plan.result))
+        return plan.placed.out.emit(self.bb, out), call, proof
+
+    def _masking(self, plan: Plan) -> tuple[Masking, str]:
+        """What the masks say, and the dtype of the softmax in which they say it."""
+        if plan.masking is not None:
+            return self._given(plan.masking), plan.softmax_dtypes[0]
+        masks = [(mask, self._tensor(r)) for mask, r in plan.placed.masks]
+        *others, last = plan.softmax_dtypes
+        for dtype in others:
+            try:
+                return self._read(plan, masks, dtype), dtype
+            except NearMiss as found:
+                if found.code != "mask-added-in-float16":
+                    raise
+        return self._read(plan, masks, last), last
+
+    def _read(self, plan: Plan, masks: Sequence[tuple[Mask, relax.Expr]], dtype: str) -> Masking:
+        shape = plan.placed.frame.extents
+        return MaskReader(self.bb, self.lookup, shape, dtype, plan.zero_rows).read(masks)
+
+    def _given(self, masking: Masking) -> Masking:
+        bias = None if masking.bias is None else self.visit(masking.bias)
+        return replace(masking, bias=bias)
+
+    def _tensor(self, recipe: Recipe) -> relax.Expr:
+        return recipe.emit(self.bb, self.visit(recipe.source))
+
+    def _cast(self, x: relax.Expr, dtype: str) -> relax.Expr:
+        return x if dtype_of(x) == dtype else self.bb.emit(R.astype(x, dtype))
+
+
+def _is_same(a: relax.Call, b: relax.Call) -> bool:
+    same_args = len(a.args) == len(b.args) and all(map(relax.Expr.same_as, a.args, b.args))
+    return same_args and a.op == b.op and tvm_ffi.structural_equal(a.attrs, b.attrs)

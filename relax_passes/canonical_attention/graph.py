@@ -1,0 +1,121 @@
+"""Definitions and readers of a function's variables, and why a block is no attention of ours.
+Shared by the recognition of attention."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import tvm
+from tvm import relax
+
+from relax_passes._adjoint import bindings_of, used_vars
+from relax_passes.quantize_spellings.values import Values
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class NearMiss(Exception):
+    """A block that has the parts of attention but is none that `relax.sits.attention` can say.
+
+    Attributes
+    ----------
+    code : str
+        Kebab-case name of the condition that failed.
+    message : str
+        What was found, with values.
+    binding : str
+        The variable where it was found.
+    """
+
+    def __init__(self, code: str, message: str, where: relax.Expr) -> None:
+        self.code, self.message = code, message
+        self.binding = where.name if isinstance(where, relax.Var) else ""
+        super().__init__(message)
+
+
+class Graph(Values):
+    """`Values` of a function, and which bindings read each variable."""
+
+    def __init__(self, func: relax.Function) -> None:
+        super().__init__(func)
+        self.bindings = bindings_of(func)
+        self.readers: dict[relax.Var, list[relax.Binding]] = {}
+        for binding in self.bindings:
+            value = binding.input if isinstance(binding, relax.MatchCast) else binding.value
+            for var in set(used_vars(value)):
+                self.readers.setdefault(var, []).append(binding)
+        self.results = set(relax.analysis.free_vars(func.body.body))
+
+    def only_reader(self, var: relax.Var) -> relax.Binding | None:
+        """The one binding that reads `var`, or None for another number or a result."""
+        readers = self.readers.get(var, [])
+        return readers[0] if len(readers) == 1 and var not in self.results else None
+
+    def fill(self, expr: relax.Expr) -> float | None:
+        """The number that all elements of `expr` are, also of full_like and scalar arithmetic."""
+        name, call = self.call(expr)
+        if name in ("zeros_like", "ones_like"):
+            return float(name == "ones_like")
+        if name == "full_like":
+            return self.fill(call.args[1])
+        if name in _ARITHMETIC and expr.ty.ndim == 0:
+            numbers = [self.fill(arg) for arg in call.args]
+            known = [number for number in numbers if number is not None]
+            return _computed(name, known) if len(known) == len(numbers) else None
+        return self.number(expr)
+
+
+_ARITHMETIC: dict[str, Callable[..., float]] = {
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1.0 / math.sqrt(x),
+    "negative": operator.neg,
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "power": operator.pow,
+}
+
+
+def _computed(name: str, numbers: Sequence[float]) -> float | None:
+    try:
+        return float(_ARITHMETIC[name](*numbers))
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+
+
+def shape_of(expr: relax.Expr) -> list[tvm.ir.Expr]:
+    """The dimensions of a tensor.
+
+    Raises
+    ------
+    NearMiss
+        If they are unknown.
+    """
+    shape = getattr(expr.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        raise NearMiss("shape-unknown", f"{expr} is {expr.ty}", expr)
+    return list(shape)
+
+
+def dtype_of(expr: relax.Expr) -> str:
+    return str(expr.ty.dtype)
+
+
+def is_wider(dtype: str, than: str) -> bool:
+    """Whether every number of the float type `than` is one of `dtype`, which differs."""
+    wider = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64")}
+    return dtype in {**wider, "float32": ("float64",)}.get(than, ())
+
+
+def widest(*dtypes: str) -> str:
+    """The narrowest float type that holds all numbers of `dtypes`."""
+    result = dtypes[0]
+    for dtype in dtypes[1:]:
+        if is_wider(dtype, result):
+            result = dtype
+        elif dtype != result and not is_wider(result, dtype):
+            result = "float32"  # of float16 and bfloat16
+    return result

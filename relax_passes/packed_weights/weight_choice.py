@@ -1,0 +1,135 @@
+"""Which weights of a module a `Config` wants in INT4, and why the others stay in float."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst, GlobalVar, IRModule
+
+from relax_passes._inlining import called
+from relax_passes.packed_weights.packed_function import PackedCall
+from relax_passes.packed_weights.packed_module import FUNCTION_IS_CALLED, reads_packed_weights
+from relax_passes.packed_weights.weight_sites import WeightSite, find_weight_sites
+from sits_tvm.config import Config
+from sits_tvm.diagnostics import Diagnostic, emit
+from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
+from tir_schedules.packing import PackedLayout
+
+
+class WeightChoice:
+    """Chooses among the matrix products and embeddings of a module.
+
+    `report.skipped` and a note get every weight that stays in float, `report.quantized` the
+    others. `only` are globs over names, one of which must match; `lanes` is that of the packing;
+    `constants` tells whether weights that are constants may be chosen.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        report: Report,
+        *,
+        lanes: int = 1,
+        only: Sequence[str] = ("*",),
+        constants: bool = True,
+    ) -> None:
+        assert config.quant is not None
+        self.config, self.spec, self.report = config, config.quant, report
+        self.lanes, self.only, self.constants = lanes, only, constants
+        self._skipped: list[str] = []
+
+    def choose(
+        self, mod: IRModule, functions: Sequence[str] | None = None
+    ) -> dict[GlobalVar, list[WeightSite]]:
+        """What to quantize in each function, or in those named; an error where there is nothing."""
+        callees = called(mod.functions.values())
+        chosen: dict[GlobalVar, list[WeightSite]] = {}
+        for gvar, func in mod.functions_items():
+            name = gvar.name_hint
+            if not isinstance(func, relax.Function) or (functions and name not in functions):
+                continue
+            sites = list(find_weight_sites(func))
+            if name in callees:
+                sites = [replace(s, reason=s.reason or FUNCTION_IS_CALLED) for s in sites]
+            wanted = [site for site in sites if not self._skips(name, site)]
+            if wanted:
+                chosen[gvar] = wanted
+                self._note(name, wanted)
+        if not chosen and not reads_packed_weights(mod):
+            emit(_nothing_to_quantize(self._skipped))
+        return chosen
+
+    def _skips(self, function: str, site: WeightSite) -> bool:
+        reason = site.reason or self._unwanted(site)
+        if reason is None:
+            return False
+        row = note_skipped(self.report, function, site, reason)
+        self._skipped.append(f"{function}, {site.binding.name}, {site.name}: {row.reason}")
+        return True
+
+    def _unwanted(self, site: WeightSite) -> tuple[str, str] | None:
+        for glob in self.config.skip:
+            if fnmatchcase(site.name, glob):
+                return "skipped", f"Config.skip has {glob!r}"
+        if not self.constants and isinstance(site.source, GenericConst):
+            return "constant", "it cannot be trained; import the model with weights as parameters"
+        if not any(fnmatchcase(site.name, glob) for glob in self.only):
+            return "skipped", f"none of only={tuple(self.only)!r} matches"
+        if site.kind == "embedding" and not self.config.quantize_embedding:
+            return "embedding", "set Config.quantize_embedding to store embedding tables in INT4"
+        if site.kind == "head" and not self.config.quantize_head:
+            return "head", "set Config.quantize_head to quantize the projection onto the vocabulary"
+        if PackedLayout(*site.shape, self.spec, self.lanes).nbytes >= _float_bytes(site):
+            return "no-gain", f"packed, its {site.shape} values would take no fewer bytes"
+        return None
+
+    def _note(self, function: str, sites: list[WeightSite]) -> None:
+        first: dict[object, WeightSite] = {}
+        for site in sites:
+            first.setdefault(site.packing, site)
+        for site in first.values():
+            layout = PackedLayout(*site.shape, self.spec, self.lanes)
+            row = QuantizedWeight(
+                function, site.binding.name, site.name, str(self.spec), site.shape,
+                _float_bytes(site), layout.nbytes,
+            )  # fmt: skip
+            self.report.quantized.append(row)
+
+
+def note_skipped(
+    report: Report, function: str, site: PackedCall, reason: tuple[str, str]
+) -> SkippedWeight:
+    """Say, in a note and in the report, why the weight of `site` stays in float."""
+    code, message = reason
+    where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
+    emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
+    row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
+    report.skipped.append(row)
+    return row
+
+
+def read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:
+    """Names of weights that are read as W[n, k] and as W[k, n]: they are quantized twice."""
+    ways = {(site.name, site.transposed) for sites in chosen.values() for site in sites}
+    return {name for name, transposed in ways if (name, not transposed) in ways}
+
+
+_NO_PRODUCT = "it found no product with a float weight (or fake-quantized ones only)"
+
+
+def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
+    found = "\n  ".join(["it found", *skipped]) if skipped else _NO_PRODUCT
+    return Diagnostic.error(
+        "nothing-to-quantize",
+        f"Config.quant is set, but no weight can be quantized; {found}",
+        help="see each reason, or leave Config.quant out",
+    )
+
+
+def _float_bytes(site: WeightSite) -> int:
+    n, k = site.shape
+    return n * k * tvm.DataType(str(site.source.ty.dtype)).bits // 8

@@ -1,0 +1,1 @@
+"""The rules of `PruneRedundantAttention`, one file each."""

@@ -1,0 +1,1 @@
+"""How `FixQuantizeGradient` reads quantization that is spelled in other ops."""
