@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from relax_passes._adjoint import bindings_of, used_vars
-from relax_passes.quantize_spellings.values import Values
+from relax_passes._values import Values
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 

@@ -20,9 +20,9 @@ from relax_passes._adjoint import (
     primal_name,
     read_adjoint,
 )
+from relax_passes._values import Values
 from relax_passes.quantize_spellings.adjoint_comparison import first_difference
 from relax_passes.quantize_spellings.sites import Site, find_sites
-from relax_passes.quantize_spellings.values import Values
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.report import QuantizeSite
 

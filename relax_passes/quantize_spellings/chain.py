@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from relax_passes._values import Values, is_power_of_two, is_tensor
 from relax_passes.quantize_spellings.events import (
     CLIPS,
     MOVES,
@@ -21,7 +22,6 @@ from relax_passes.quantize_spellings.events import (
     Refused,
     is_integer,
 )
-from relax_passes.quantize_spellings.values import Values, is_power_of_two, is_tensor
 
 _OTHER_ROUNDING = {"floor": "down", "ceil": "up", "trunc": "towards zero"}
 _CAST_HELP = "cast x to float32 before, and the result after"

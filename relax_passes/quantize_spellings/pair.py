@@ -7,9 +7,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
+from relax_passes._values import Values
 from relax_passes.op._affine import format_of
 from relax_passes.quantize_spellings.events import CLIPS, MOVES, Refused, is_integer
-from relax_passes.quantize_spellings.values import Values
 from tir_schedules.affine import AffineFormat
 
 DEQUANTIZE, _QUANTIZE = "sits.dequantize", "sits.quantize"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from relax_passes._values import Values
 from relax_passes.quantize_spellings.events import Chain, Event, Parameter, Refused, is_integer
 from relax_passes.quantize_spellings.parameters import agree
-from relax_passes.quantize_spellings.values import Values
 from relax_passes.quantize_spellings.zero_points import code_of
 
 _BITS = range(2, 9)

@@ -10,6 +10,13 @@ import numpy as np
 from tvm import relax
 
 from relax_passes._adjoint import bindings_of, used_vars
+from relax_passes._values import (
+    Values,
+    equal_shapes,
+    is_one,
+    is_tensor,
+    static_dims,
+)
 from relax_passes.op.fake_quantize import fake_quantize
 from relax_passes.quantize_spellings.chain import chain_ends, read_chain
 from relax_passes.quantize_spellings.events import Chain, Parameter, Refused
@@ -22,13 +29,6 @@ from relax_passes.quantize_spellings.parameters import (
     repeated_scale,
 )
 from relax_passes.quantize_spellings.range import Codes, read_codes
-from relax_passes.quantize_spellings.values import (
-    Values,
-    equal_shapes,
-    is_one,
-    is_tensor,
-    static_dims,
-)
 
 OP = "sits.fake_quantize"
 _COMMON = ("no-rounding", "no-division", "other-rounding")  # alone, ordinary arithmetic

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from relax_passes._values import Values
 from relax_passes.op._affine import FLOATS, INTEGERS
 from relax_passes.quantize_spellings.events import Parameter, Refused, is_integer
-from relax_passes.quantize_spellings.values import Values
 
 
 @dataclass(frozen=True)

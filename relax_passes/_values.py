@@ -1,5 +1,5 @@
 """Look through bindings: what a variable holds, whether two are equal, what a scale is stretched
-from. Shared by the recognition of quantization."""
+from."""
 
 from __future__ import annotations
 
