@@ -17,7 +17,7 @@ from sits_tvm.report import AttentionRewrite, Report
 
 from .head_rules.attention_projections import AttentionWeights, FunctionUses, find_attention_weights
 from .head_rules.certificate import heads_reason
-from .head_rules.facts import HeadWeights, find_heads, folded_constant, output_rows
+from .head_rules.facts import HeadWeights, find_heads, folded_constant, output_rows, storing_fault
 from .head_rules.low_rank import Screening
 from .head_rules.low_rank_rewrite import factor_projections
 from .head_rules.plan import is_unchanged, plan_heads
@@ -141,6 +141,9 @@ def _plan(
         return None, heads_reason(site, weights, found, None)
     outputs = [output_rows(part, weights, found.forms) for part in parts]
     constant = folded_constant(found, parts, weights)
+    fault = storing_fault([*outputs, *([] if constant is None else [constant])], weights.o.dtype)
+    if fault:
+        return None, f"nothing pruned: {fault}"
     plan = SitePlan(site, parts, outputs, constant)
     return plan, heads_reason(site, weights, found, plan)
 

@@ -211,6 +211,8 @@ def _head_order(
         raise NotPerHead("the output projection has a symbolic number of channels")
     selector.select(joined, Selection.of(joined.ty.ndim - 1, np.arange(int(width))))
     [leaf] = trace.leaves
+    if int(call.ty.shape[1]) == 1 and leaf.selection.axis == 3:
+        leaf = Leaf(leaf.source, Selection.of(1, np.zeros(1, int)))
     if leaf.selection.axis != 1 or len(leaf.selection.index) != int(call.ty.shape[1]):
         raise NotPerHead("the output projection does not join the heads one after the other")
     return leaf.selection.index

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from relax_passes.head_rules.attention_projections import AttentionWeights
-from relax_passes.head_rules.facts import FoundHeads, HeadWeights, has_one_mask
+from relax_passes.head_rules.facts import FoundHeads, HeadWeights, has_one_mask, rounding
 from relax_passes.head_rules.plan import Part
 from relax_passes.head_rules.rewrite import SitePlan
 
@@ -15,7 +13,7 @@ from relax_passes.head_rules.rewrite import SitePlan
 def heads_reason(
     site: AttentionWeights, weights: HeadWeights, found: FoundHeads, plan: SitePlan | None
 ) -> str:
-    facts = _facts(site, found)
+    facts = _facts(site, found, plan)
     heads, groups = site.num_heads, site.num_kv_heads
     if plan is None and not facts:
         note = "" if has_one_mask(site.call) else ", whose biases differ"
@@ -28,15 +26,21 @@ def heads_reason(
     return "; ".join([*_result(site, plan.parts), *facts, _residual(plan, weights)])
 
 
-def _facts(site: AttentionWeights, found: FoundHeads) -> list[str]:
+def _facts(site: AttentionWeights, found: FoundHeads, plan: SitePlan | None) -> list[str]:
     facts, ratio = [], site.num_heads // site.num_kv_heads
     if found.zero:
         facts.append(f"columns of the output projection of heads {_list(found.zero)} are all zero")
     constant = [g for g, value in enumerate(found.constant) if value is not None]
     if constant:
+        folded = plan is not None and plan.constant is not None
         facts.append(
             f"weights of value heads {_list(constant)} are all zero: softmax rows sum to 1 (no row "
-            "is empty), each result is the bias, and that went into the output"
+            f"is empty), each result is the bias{', and that went into the output' * folded}"
+        )
+    if found.needed:
+        facts.append(
+            f"heads {_list(found.needed)} add nothing but NaN, which their weights or rows that "
+            "see no key may hold, and stay"
         )
     maps = [found.facts.maps[h] for h in range(site.num_heads)]
     for heads in _repeated(maps):
@@ -65,11 +69,8 @@ def _result(site: AttentionWeights, parts: Sequence[Part]) -> list[str]:
 
 
 def _residual(plan: SitePlan, weights: HeadWeights) -> str:
-    dtype = weights.o.dtype
-    error = max(np.abs(rows - rows.astype(dtype).astype("float64")).max() for rows in plan.outputs)
-    largest = max(np.abs(rows).max() for rows in plan.outputs)
-    relative = error / largest if largest else 0.0
-    return f"rows of the output projection rounded by {relative:.1e} of the largest ({dtype})"
+    error = max(rounding(rows, weights.o.dtype) for rows in plan.outputs)
+    return f"rows of the output projection rounded by {error:.1e} ({weights.o.dtype})"
 
 
 def _repeated(keys: Sequence) -> list[list[int]]:

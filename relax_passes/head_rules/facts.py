@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,8 @@ from tvm import relax
 from relax_passes.head_rules.attention_projections import AttentionWeights, HeadTrace
 from relax_passes.head_rules.plan import HeadFacts, Part, heads_of
 from relax_passes.head_rules.selection import VIEW
-from relax_passes.head_rules.symmetries import ValueForm, kind_of, map_keys, value_forms
-from relax_passes.head_rules.weight_edits import WeightEdits
+from relax_passes.head_rules.symmetries import ValueForm, is_finite, kind_of, map_keys, value_forms
+from relax_passes.head_rules.weight_edits import WeightEdits, unit_roundoff
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class HeadWeights:
     k: list[list[np.ndarray]]
     v: list[list[np.ndarray]]
     o: np.ndarray
+
+    def is_finite(self, head: int) -> bool:
+        """Of q, k and v, by which NaN and infinity get into what a query head adds."""
+        group = head // (len(self.q) // len(self.v))
+        return is_finite([*self.q[head], *self.k[group], *self.v[group]])
 
     @staticmethod
     def of(site: AttentionWeights, edits: WeightEdits) -> HeadWeights:
@@ -56,10 +62,12 @@ class FoundHeads:
     """Facts for a plan, and what it takes to move the rows of output projections.
 
     `zero` lists query heads whose output slice is zero; `constant` holds, per key/value head,
-    the value that it has at every position, or None.
+    the value that it has at every position, or None. `needed` are heads that would be dead but
+    for the NaN that they may add to every output.
     """
 
     zero: list[int]
+    needed: list[int]
     constant: list[np.ndarray | None]
     forms: list[ValueForm]
     facts: HeadFacts
@@ -76,6 +84,10 @@ def find_heads(
     if "constant-values" in rules and rows_see:
         constant = [_constant(v, site.v) for v in weights.v]
     dead = [h in zero or constant[h // ratio] is not None for h in range(heads)]
+    needed = _needed(site, weights, [h for h in range(heads) if dead[h]], rows_see)
+    constant = [None if g in {h // ratio for h in needed} else c for g, c in enumerate(constant)]
+    zero = [h for h in zero if h not in needed]
+    dead = [h in zero or constant[h // ratio] is not None for h in range(heads)]
     maps: list = list(range(heads))
     forms = [ValueForm(b"%d" % g, np.arange(site.value_dim), np.ones(site.value_dim)) for g in maps]
     forms = forms[:groups]
@@ -83,15 +95,24 @@ def find_heads(
         keys = [weights.k[h // ratio] for h in range(heads)]
         maps = map_keys(weights.q, keys, kind_of(site.q, site.k))
         forms = value_forms(weights.v, site.v.kind)
-    return FoundHeads(zero, constant, forms, HeadFacts(dead, maps, [f.key for f in forms]))
+    return FoundHeads(zero, needed, constant, forms, HeadFacts(dead, maps, [f.key for f in forms]))
+
+
+def _needed(
+    site: AttentionWeights, weights: HeadWeights, heads: list[int], rows_see: bool
+) -> list[int]:
+    """Those of `heads` by which NaN may get into the output, where no other head brings it."""
+    same_rows = rows_see or has_one_mask(site.call) or site.call.attrs["empty_row"] != "nan"
+    return [head for head in heads if not (same_rows and weights.is_finite(head))]
 
 
 def _constant(leaves: list[np.ndarray], trace: HeadTrace) -> np.ndarray | None:
     """(D_v,): the bias of a head of values whose weights are zero."""
     if trace.kind != VIEW or len({len(leaf) for leaf in leaves}) > 1:
         return None
-    biases = [leaf[:, 0] for leaf in leaves if leaf.shape[1] == 1]
-    matrices = [leaf for leaf in leaves if leaf.shape[1] > 1]
+    is_bias = [leaf.source.ty.ndim == 1 for leaf in trace.leaves]
+    biases = [leaf[:, 0] for leaf, is_one in zip(leaves, is_bias, strict=True) if is_one]
+    matrices = [leaf for leaf, is_one in zip(leaves, is_bias, strict=True) if not is_one]
     if not matrices or any(leaf.any() for leaf in matrices):
         return None
     total = np.sum([bias.astype("float64") for bias in biases], axis=0) + np.zeros(len(leaves[0]))
@@ -125,6 +146,23 @@ def output_rows(part: Part, weights: HeadWeights, forms: list[ValueForm]) -> np.
                     total[kept.order] += rows
                 blocks.append(total)
     return np.concatenate(blocks)
+
+
+def rounding(rows: np.ndarray, dtype: np.dtype) -> float:
+    """The largest error of float64 `rows` stored in `dtype`, relative to the largest of its row."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.abs(rows - rows.astype(dtype).astype("float64")).max(-1)
+    largest = np.abs(rows).max(-1)
+    return float(np.max(error / np.where(largest == 0, 1.0, largest)))
+
+
+def storing_fault(arrays: Sequence[np.ndarray], dtype: np.dtype) -> str:
+    """Why `dtype` can't hold what heads that stay are multiplied by, or what is added; or empty."""
+    error, unit = max(rounding(array, dtype) for array in arrays), unit_roundoff(dtype)
+    if error <= unit:
+        return ""
+    off = f"off by {error:.1e}, over {unit:.1e}"
+    return f"new rows of the output projection in {dtype} would be {off}"
 
 
 def folded_constant(

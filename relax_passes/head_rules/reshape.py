@@ -9,6 +9,7 @@ import tvm
 from tvm import tirx
 
 from relax_passes.head_rules.selection import NotPerHead
+from relax_passes.quantize_spellings.values import is_one
 
 
 def through_reshape(
@@ -54,14 +55,21 @@ def _one_axis(
 
 
 def _matched(before: list, after: list, axis: int) -> tuple[list[int], list[int]]:
-    """The smallest runs of axes of equal product, counted from the right, that hold `axis`."""
+    """The smallest runs of axes of equal product, counted from the right, that hold `axis`.
+
+    An extent of 1 that `after` has and `before` has not is cut from what is right of it.
+    """
     inner, outer = len(before), len(after)
     while outer > axis:
         step = _smallest_step(before[:inner], after[:outer])
-        inner_run = list(range(inner - step[0], inner))
-        outer_run = list(range(outer - step[1], outer))
+        ends = inner, outer
         inner, outer = inner - step[0], outer - step[1]
-    return inner_run, outer_run
+        outer -= max(0, _trailing_ones(after[:outer]) - _trailing_ones(before[:inner]))
+    return list(range(inner, ends[0])), list(range(outer, ends[1]))
+
+
+def _trailing_ones(extents: list) -> int:
+    return next((n for n, e in enumerate(reversed(extents)) if not is_one(e)), len(extents))
 
 
 def _smallest_step(before: list, after: list) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def map_keys(
     signatures = [_signature(q) + _signature(k) for q, k in zip(queries, keys, strict=True)]
     found = []
     for head, (q, k) in enumerate(zip(queries, keys, strict=True)):
-        alone = signatures.count(signatures[head]) == 1 or not _finite([*q, *k])
+        alone = signatures.count(signatures[head]) == 1 or not is_finite([*q, *k])
         found.append(b"head %d" % head if alone else _digest(_map_form(q, k, kind)))
     return found
 
@@ -54,7 +54,7 @@ def value_forms(values: Sequence[list[np.ndarray]], kind: int) -> list[ValueForm
     for head, v in enumerate(values):
         rows = len(v[0])
         form = ValueForm(b"head %d" % head, np.arange(rows), np.ones(rows))
-        if signatures.count(signatures[head]) > 1 and _finite(v):
+        if signatures.count(signatures[head]) > 1 and is_finite(v):
             form = _value_form(v, kind)
         found.append(form)
     return found
@@ -121,5 +121,5 @@ def _digest(form: np.ndarray) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(form + 0.0).tobytes()).digest()
 
 
-def _finite(leaves: list[np.ndarray]) -> bool:
+def is_finite(leaves: list[np.ndarray]) -> bool:
     return all(np.isfinite(leaf.astype("float32")).all() for leaf in leaves)

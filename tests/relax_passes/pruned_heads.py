@@ -21,6 +21,7 @@ BLOCKS = {
     "mha packed": Block(packed=True, bias=False),
     "rope": Block(rope=True, bias=False),
     "gqa": Block(kv_heads=2, rope=True),
+    "mqa": Block(kv_heads=1, rope=True),
     "gqa packed": Block(heads=6, kv_heads=2, packed=True),
 }
 

@@ -84,6 +84,20 @@ def test_whole_groups_and_one_head_of_every_group_go(dead, left_over, rng):
     same_numbers(mod, params, out, left, block, rng)
 
 
+def test_query_heads_of_one_key_value_head_go_alone(rng):
+    """Also one that is equal to another."""
+    block = BLOCKS["mqa"]
+
+    def plant(params):
+        zero_output(block, params, 3)
+        copy_rows(block, params, "q", 0, 1)
+
+    mod, params = planted(block, plant, rng)
+    out, left, _ = pruned(mod, params)
+    assert heads_of(out) == [(2, 1, 8)]
+    same_numbers(mod, params, out, left, block, rng)
+
+
 @pytest.mark.parametrize(("name", "heads"), [("mha", (3, 3, 8)), ("gqa", (2, 1, 8))])
 def test_values_that_are_a_bias_go_into_the_output(name, heads, rng):
     block = BLOCKS[name]

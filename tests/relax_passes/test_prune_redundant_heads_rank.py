@@ -16,7 +16,7 @@ from tests.relax_passes.pruned_heads import (
 )
 
 
-@pytest.mark.parametrize("name", ["mha", "gqa packed"])
+@pytest.mark.parametrize("name", ["mha", "mqa", "gqa packed"])
 @pytest.mark.parametrize("part", "qkvo")
 def test_projections_of_low_rank_become_factors(name, part, rng):
     block = BLOCKS[name]

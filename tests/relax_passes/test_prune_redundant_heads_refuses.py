@@ -14,6 +14,7 @@ from tests.relax_passes.planted_redundancy import (
     module,
     random_params,
     zero_output,
+    zero_value,
 )
 from tests.relax_passes.pruned_heads import (
     BLOCKS,
@@ -63,6 +64,53 @@ def test_near_duplicates_are_not_found(name, change, rng):
 
     mod, params = planted(block, plant, rng)
     assert_structural_equal(pruned(mod, params)[0], mod)
+
+
+@pytest.mark.parametrize("part", "qkv")
+@pytest.mark.parametrize("plant", [zero_output, zero_value])
+def test_a_dead_head_that_holds_nan_stays(plant, part, rng):
+    """0 times NaN is NaN, which the head adds to every output."""
+    block = BLOCKS["mha"]
+
+    def edit(params):
+        plant(block, params, 1)
+        params[f"0.{part}.bias"][8] = np.nan
+
+    mod, params = planted(block, edit, rng)
+    out, _, rows = pruned(mod, params)
+    assert_structural_equal(out, mod)
+    dead = plant is zero_output or part != "v"
+    assert ("heads 1 add nothing but NaN" in rows[0].reason) == dead
+
+
+def test_query_heads_of_constant_values_stay_together(rng):
+    """One of the two holds NaN, so their values are not folded into the output."""
+    block = BLOCKS["gqa"]
+
+    def plant(params):
+        zero_value(block, params, 0)
+        params["0.q.bias"][8] = np.nan
+
+    mod, params = planted(block, plant, rng)
+    assert_structural_equal(pruned(mod, params, rules={"constant-values"})[0], mod)
+
+
+@pytest.mark.parametrize("fault", ["sum", "scale"])
+def test_rows_that_float16_cannot_hold_are_not_written(fault, rng):
+    block = Block(dtype="float16", bias=False)
+
+    def plant(params):
+        for part in "qk":
+            copy_rows(block, params, part, 0, 1)
+        value = params["0.v.weight"]
+        value[:8] = np.round(value[:8] * 8) / 8
+        copy_rows(block, params, "v", 0, 1, 1.0 if fault == "sum" else 2.0**-8)
+        params["0.o.weight"][:, :16] = 4e4 if fault == "sum" else 4e2
+
+    mod, params = planted(block, plant, rng)
+    out, _, rows = pruned(mod, params, rules={"equal-heads"})
+    assert_structural_equal(out, mod)
+    assert "new rows of the output projection in float16 would be off by inf" in rows[0].reason
 
 
 def test_layers_that_share_weights_are_left_alone(rng):
