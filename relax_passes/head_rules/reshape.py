@@ -8,8 +8,8 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from relax_passes._values import is_one
 from relax_passes.head_rules.selection import NotPerHead
-from relax_passes.quantize_spellings.values import is_one
 
 
 def through_reshape(
