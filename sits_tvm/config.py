@@ -99,10 +99,11 @@ class Config:
         FixQuantizeGradient made: an adjoint that this repairs passes. Needs PyTorch; takes seconds
         per function, more for a large one.
     verify : bool
-        Check that the IR is well formed after every pass, and run what CanonicalizeAttention and
-        PruneRedundantAttention change, before and after, on this CPU: on normal and on extreme
-        inputs, against float64. A difference beyond rounding is an error. Takes seconds per block
-        of attention; rows are in `Report.rewrite_checks`.
+        Check that the IR is well formed after every pass, and run what CanonicalizeAttention,
+        PruneRedundantAttention and (with the weights of each side) prune_redundant_heads change,
+        before and after, on this CPU: on normal and on extreme inputs, against float64. A
+        difference beyond rounding is an error. Takes seconds per block of attention; rows are in
+        `Report.rewrite_checks`.
     database : path or None
         A tuning database of the user's own; none is read yet.
     dump_dir : path or None

@@ -76,7 +76,7 @@ def _attention_passes(config: Config, report: Report) -> list[Pass]:
 
 
 def _prune_heads(config: Config, report: Report, params: Params | None) -> list[Pass]:
-    """`passes.prune_redundant_heads` as a pass, which writes to `params`."""
+    """`passes.prune_redundant_heads` as a pass, which writes to `params`; checked as the others."""
     rules = config.attention_rules & set(HEAD_RULES)
     if params is None or not rules:
         return []
@@ -88,7 +88,7 @@ def _prune_heads(config: Config, report: Report, params: Params | None) -> list[
         params.update(left)
         return pruned
 
-    return [prune]
+    return [checked(prune, run_on_host, report, params) if config.verify else prune]
 
 
 def _gradient_check(config: Config, report: Report) -> list[Pass]:

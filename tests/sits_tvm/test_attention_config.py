@@ -1,14 +1,21 @@
 """`Config.attention` and `Config.verify` in a build."""
 
+import sys
+from dataclasses import replace
+
 import pytest
 from small_modules import one_function
 from tvm import relax, tirx
 from tvm.relax import op as R
 
 import sits_tvm
+from relax_passes.head_rules import low_rank_rewrite
+from relax_passes.head_rules.low_rank import low_rank_factors
 from relax_passes.prune_rules import block
 from relax_passes.prune_rules.rule import Outcome, Rule
 from sits_tvm import Config, SitsError
+from tests.relax_passes.planted_redundancy import Block, low_rank, random_params, zero_value
+from tests.relax_passes.planted_redundancy import module as module_of
 
 CPU = "llvm -mcpu=native"
 ALL = ["CanonicalizeAttention", "PruneRedundantAttention"]
@@ -54,3 +61,50 @@ def test_verify_refuses_a_wrong_rewrite(monkeypatch):
     monkeypatch.setattr(block, "RULES", (wrong,))
     with pytest.raises(SitsError, match="PruneRedundantAttention changed the value of"):
         sits_tvm.lower(module(), CPU, config=Config(verify=True))
+
+
+def low_rank_module(rng):
+    """A block whose query projection has rank 3, with its weights."""
+    block = Block(hidden=48)
+    params = random_params(block, rng)
+    low_rank(block, params, "q", 3, rng)
+    return module_of(block, params), params
+
+
+def test_verify_refuses_wrong_factors(monkeypatch, rng):
+    """Weights change with the module: each side is run with its own."""
+    mod, params = low_rank_module(rng)
+
+    def wrong(*args):
+        found = low_rank_factors(*args)
+        return found if isinstance(found, str) else replace(found, left=found.left * 1.001)
+
+    monkeypatch.setattr(low_rank_rewrite, "low_rank_factors", wrong)
+    with pytest.raises(SitsError, match="PruneRedundantHeads changed the value of"):
+        sits_tvm.lower(mod, CPU, params=params, config=Config(verify=True))
+
+
+@pytest.mark.slow
+def test_verify_runs_pruned_heads(rng):
+    mod, params = low_rank_module(rng)
+    _, report = sits_tvm.lower(mod, CPU, params=params, config=Config(verify=True))
+    assert any(row.rule == "low-rank" and row.changed for row in report.attention_rewrites)
+    assert report.rewrite_checks
+    assert all(row.draws and row.difference <= row.limit for row in report.rewrite_checks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_right", [True, False])
+def test_verify_runs_folded_constants(is_right, monkeypatch, rng):
+    block = Block()
+    params = random_params(block, rng)
+    zero_value(block, params, 1)
+    mod, config = module_of(block, params), Config(verify=True)
+    if is_right:
+        _, report = sits_tvm.lower(mod, CPU, params=params, config=config)
+        assert all(row.draws and row.difference <= row.limit for row in report.rewrite_checks)
+        return
+    heads = sys.modules["relax_passes.prune_redundant_heads"]
+    monkeypatch.setattr(heads, "folded_constant", lambda *_: None)
+    with pytest.raises(SitsError, match="PruneRedundantHeads changed the value of"):
+        sits_tvm.lower(mod, CPU, params=params, config=config)
