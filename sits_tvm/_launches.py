@@ -110,9 +110,10 @@ class _Recorder:
         functions = {gv.name_hint: f for gv, f in mod.functions.items()}
         for func in functions.values():
             if isinstance(func, tirx.PrimFunc):
+                shared = _shared_terms(func)
                 for call in _kernel_calls(func):
                     kernel = functions[call.args[0].value]
-                    self.launches[call.args[0].value] = _launch(call, kernel)
+                    self.launches[call.args[0].value] = _launch(call, kernel, shared)
 
 
 def _kernel_calls(func: tirx.PrimFunc) -> list[Call]:
@@ -126,9 +127,29 @@ def _kernel_calls(func: tirx.PrimFunc) -> list[Call]:
     return calls
 
 
-def _launch(call: Call, kernel: tirx.PrimFunc) -> Launch:
+def _shared_terms(func: tirx.PrimFunc) -> dict[tirx.Var, tirx.Expr]:
+    """What the variables stand for by which TVM names terms that occur more than once."""
+    values: dict[tirx.Var, tirx.Expr] = {}
+
+    def note(bind: tirx.Bind) -> None:
+        if str(bind.var.name).startswith("cse_v"):
+            values[bind.var] = _written_out(bind.value, values)
+
+    tvm_ffi.structural_walk(func.body, (tirx.Bind, note))
+    return values
+
+
+def _written_out(expr: tirx.Expr, values: dict[tirx.Var, tirx.Expr]) -> tirx.Expr:
+    def value(var: tirx.Var) -> tirx.Expr:
+        return values.get(var, var)
+
+    return tvm_ffi.structural_map(expr, (tirx.Var, value), order="post")
+
+
+def _launch(call: Call, kernel: tirx.PrimFunc, shared: dict[tirx.Var, tirx.Expr]) -> Launch:
     names = [str(name) for name in kernel.attrs["tirx.kernel_launch_params"]]
-    extents = dict(zip(names, call.args[len(call.args) - len(names) :], strict=True))
+    values = [_written_out(x, shared) for x in call.args[len(call.args) - len(names) :]]
+    extents = dict(zip(names, values, strict=True))
     dynamic = extents.get(_DYNAMIC, 0)
     return Launch(
         grid=_axes(extents, "blockIdx"),
@@ -146,8 +167,8 @@ def _axes(extents: dict[str, Any], prefix: str) -> tuple[str, ...]:
 
 
 def _text(expr: Any) -> str:
-    """`(n + T.int64(127)) // T.int64(128)` without the types."""
-    return re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
+    """`(n + T.int64(127)) // T.int64(128)` without the types and `T.`."""
+    return re.sub(r"\bT\.(?=\w+\()", "", re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr)))
 
 
 def _static_shared_memory(kernel: tirx.PrimFunc) -> int:

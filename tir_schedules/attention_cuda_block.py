@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .attention_cuda_ptx import CHUNK, allocate_shared, copy_chunk
+from .attention_cuda_ptx import CHUNK, allocate_shared, copy_chunk, local
 from .attention_spec import AttentionSpec
 from .emit import ceildiv, int64, when
 
@@ -19,33 +20,59 @@ ROWS = 64
 WARPS, LANES = ROWS // 16, 32
 _THREADS = WARPS * LANES
 
+MOST_BLOCKS = 2**31 - 1
+"""Of a grid along x."""
+
+_UNROLLED = 8
+_STEP = 16
+"""Widths in shared memory are multiples of it: the inner extent of a product on tensor cores."""
+
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes in elements. Rows in shared memory are 8 apart from a multiple of 16, so that the rows
-    of a matrix lie in different banks.
+    """Sizes in elements. Rows in shared memory are 16 bytes apart from a multiple of 16 elements,
+    so that the rows of a matrix lie in different banks.
     """
 
     spec: AttentionSpec
 
     @property
+    def bytes(self) -> int:
+        """Of an element."""
+        return self.spec.q.dtype.itemsize
+
+    @property
     def keys(self) -> int:
         """Keys of a tile: scores of 16 rows, and their results, stay in registers."""
-        return 64 if max(self.spec.head_dim, self.spec.value_dim) <= 128 else 32
+        return 64 if self.bytes * max(self.width, self.value_width) <= 256 else 32
 
     @property
     def holds_queries(self) -> bool:
         """Whether the queries, too, stay in registers."""
-        return self.spec.head_dim <= 128
+        return self.width <= 128
+
+    @property
+    def width(self) -> int:
+        """Of queries and keys in shared memory, filled up with zeros."""
+        return -(-self.spec.head_dim // _STEP) * _STEP
+
+    @property
+    def value_width(self) -> int:
+        return -(-self.spec.value_dim // _STEP) * _STEP
+
+    @property
+    def padding(self) -> int:
+        """16 bytes between rows."""
+        return CHUNK // self.bytes
 
     @property
     def pitch(self) -> int:
         """Of queries and keys."""
-        return self.spec.head_dim + CHUNK
+        return self.width + self.padding
 
     @property
     def value_pitch(self) -> int:
-        return self.spec.value_dim + CHUNK
+        return self.value_width + self.padding
 
     @property
     def first_key(self) -> int:
@@ -59,6 +86,24 @@ class Tiling:
     @property
     def elements(self) -> int:
         return self.first_value + self.keys * self.value_pitch
+
+    @property
+    def num_rows(self) -> tirx.Expr:
+        """Of a key/value head."""
+        return self.spec.num_queries * self.spec.group
+
+    @property
+    def heads(self) -> tirx.Expr:
+        """Key/value heads of all batches, at least 1: no grid is empty."""
+        return tirx.max(self.spec.batch * self.spec.num_kv_heads, int64(1))
+
+    @property
+    def row_blocks(self) -> tirx.Expr:
+        return tirx.max(ceildiv(self.num_rows, ROWS), int64(1))
+
+    @property
+    def blocks(self) -> tirx.Expr:
+        return self.row_blocks * self.heads
 
 
 @dataclass(frozen=True)
@@ -139,13 +184,15 @@ class Block:
             head, query = self.head_and_query(self.first_row + row)
             return [self.batch, head, query], self.first_row + row < self.num_rows
 
-        self._copy(self.spec.q, source, ROWS, 0)
+        self._copy(self.spec.q, source, ROWS, self.tiling.width, 0)
 
     def load_keys(self, first_key: tirx.Expr) -> None:
-        self._copy(self.spec.k, self._keys(first_key), self.tiling.keys, self.tiling.first_key)
+        tiling, source = self.tiling, self._keys(first_key)
+        self._copy(self.spec.k, source, tiling.keys, tiling.width, tiling.first_key)
 
     def load_values(self, first_key: tirx.Expr) -> None:
-        self._copy(self.spec.v, self._keys(first_key), self.tiling.keys, self.tiling.first_value)
+        tiling, source = self.tiling, self._keys(first_key)
+        self._copy(self.spec.v, source, tiling.keys, tiling.value_width, tiling.first_value)
 
     def _keys(self, first_key: tirx.Expr) -> Callable:
         def source(row: tirx.Expr) -> tuple[list[tirx.Expr], tirx.Expr]:
@@ -154,42 +201,67 @@ class Block:
 
         return source
 
-    def _copy(self, tensor: tirx.Buffer, source: Callable, rows: int, start: int) -> None:
-        width = int(tensor.shape[3])
-        per_row, thread = width // CHUNK, self.warp * LANES + self.lane
-        chunks = rows * per_row
-        with T.unroll(-(-chunks // _THREADS)) as step:
-            chunk = step * _THREADS + thread
-            with when(chunks % _THREADS == 0 or chunk < chunks):
-                row, column = chunk // per_row, chunk % per_row * CHUNK
+    def _copy(
+        self, tensor: tirx.Buffer, source: Callable, rows: int, filled: int, start: int
+    ) -> None:
+        """In the widest pieces that rows of the tensor consist of; zeros up to the width `filled`.
+
+        Many pieces are copied in a loop: unrolled, each keeps its address in registers.
+        """
+        width, size, padding = int(tensor.shape[3]), self.tiling.bytes, self.tiling.padding
+        piece = math.gcd(width, CHUNK // size)
+        per_row, thread = filled // piece, self.warp * LANES + self.lane
+        pieces = rows * per_row
+        steps = -(-pieces // _THREADS)
+        with T.unroll(steps) if steps <= _UNROLLED else T.serial(steps) as step:
+            at = step * _THREADS + thread
+            with when(pieces % _THREADS == 0 or at < pieces):
+                row, column = at // per_row, at % per_row * piece
                 where, is_there = source(T.Cast("int64", row))
+                if filled > width:
+                    is_there = tirx.all(is_there, column < width)
                 address = T.address_of(tensor[(*where, T.Cast("int64", column))])
-                at = row * (width + CHUNK) + (column + start)
-                copy_chunk(self.shared, at, address, is_there)
+                to = (row * (filled + padding) + (column + start)) * size
+                copy_chunk(self.shared, to, address, is_there, piece * size)
 
 
 @contextmanager
 def launch(spec: AttentionSpec) -> Iterator[Block]:
-    """The grid: (batch, key/value head) along x, rows along y, those with most keys first."""
-    tiling, one = Tiling(spec), int64(1)
-    heads, num_rows = spec.num_kv_heads, spec.num_queries * spec.group
-    row_blocks = tirx.max(ceildiv(num_rows, ROWS), one)
+    """The grid, all along x, which has the highest limit: (rows, batch, key/value head).
+
+    Rows with most keys come first.
+    """
+    tiling, kv_heads = Tiling(spec), tirx.const(spec.num_kv_heads, "uint32")
     with (
-        T.launch_thread("blockIdx.y", row_blocks) as y,
-        T.launch_thread("blockIdx.x", tirx.max(spec.batch * heads, one)) as x,
+        T.launch_thread("blockIdx.x", tiling.blocks) as x,
         T.launch_thread("threadIdx.y", WARPS) as warp,
         T.launch_thread("threadIdx.x", LANES) as lane,
     ):
-        batch = x // heads
+        rows, head = _place(x, tiling)
+        batch = T.Cast("int64", head // kv_heads)
         exists = batch < spec.batch  # the grid has a block even where there is no batch
         yield Block(
             tiling=tiling,
             batch=batch,
-            kv_head=x % heads,
-            first_row=(row_blocks - 1 - y) * ROWS,
-            num_rows=T.Select(exists, num_rows, int64(0)),
+            kv_head=T.Cast("int64", head % kv_heads),
+            first_row=T.Cast("int64", rows) * ROWS,
+            num_rows=T.Select(exists, tiling.num_rows, int64(0)),
             num_keys=T.Select(exists, spec.num_keys, int64(0)),
             warp=warp,
             lane=lane,
-            shared=allocate_shared(tiling.elements),
+            shared=allocate_shared(tiling.elements * tiling.bytes),
         )
+
+
+def _place(x: tirx.Var, tiling: Tiling) -> tuple[tirx.Expr, tirx.Expr]:
+    """Which 64 rows and which head of all batches a block has, as uint32.
+
+    A division of 64 bits would be a call. In registers, else TVM repeats it wherever it is used.
+    """
+    number, heads, row_blocks = (
+        T.Cast("uint32", value) for value in (x, tiling.heads, tiling.row_blocks)
+    )
+    place = local(2, "uint32")
+    T.buffer_store(place, row_blocks - tirx.const(1, "uint32") - number // heads, [0])
+    T.buffer_store(place, number % heads, [1])
+    return place[0], place[1]

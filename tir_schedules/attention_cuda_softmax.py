@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .attention_cuda_block import Block
-from .attention_cuda_ptx import from_neighbour
+from .attention_cuda_ptx import from_neighbour, local
 from .emit import int64, when
 
 _LOG2_E = math.log2(math.e)
@@ -22,15 +22,6 @@ _LOWEST = float(np.finfo("float32").min)
 
 def float32(value: float) -> tirx.Expr:
     return tirx.const(value, "float32")
-
-
-def local(count: int, dtype: str = "float32", value: float | None = None) -> tirx.Buffer:
-    """Registers of a thread, filled with `value`."""
-    buffer = T.alloc_buffer((count,), dtype, scope="local")
-    if value is not None:
-        with T.unroll(count) as i:
-            T.buffer_store(buffer, tirx.const(value, dtype), [i])
-    return buffer
 
 
 @dataclass(frozen=True)

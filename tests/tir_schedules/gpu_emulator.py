@@ -14,9 +14,9 @@ from tvm import tirx
 from tvm.ir import IRModule
 
 LANES = 32
-CHUNK = 16  # bytes that cp.async copies and that a row of ldmatrix has
+WORD, CHUNK = 4, 16  # bytes that cp.async copies at least, and at most
 UNWRITTEN, READABLE, ARRIVED, COPYING = range(4)
-"""States of a chunk of shared memory: ARRIVED is for the thread that copied it alone."""
+"""States of a word of shared memory: ARRIVED is for the thread that copied it alone."""
 
 
 class EmulationError(Exception):
@@ -61,11 +61,13 @@ class Emulated:
         written = list(tensors.values())[-1]
         demand(written.writes == 1, f"{written.name}: elements not written once")
 
+    def extents(self, scope=None):
+        """Of the grid and of a block, by tag; `scope` has the values of the parameters."""
+        extents = self.translated.extents
+        return {tag: int(eval(text, {"np": np}, scope or {})) for tag, text in extents.items()}
+
     def _launch(self, params):
-        scope = dict(zip(self.translated.params, params, strict=True))
-        extent = {
-            tag: int(eval(t, {"np": np}, scope)) for tag, t in self.translated.extents.items()
-        }
+        extent = self.extents(dict(zip(self.translated.params, params, strict=True)))
         self.trips = []
         demand([n > 0 for n in extent.values()], f"no launch: {extent}")
         threads = {tag: n for tag, n in extent.items() if tag.startswith("threadIdx")}
@@ -141,8 +143,8 @@ class Block:
 
     def shared_memory(self, count, dtype):
         size = count * np.dtype(dtype).itemsize
-        demand(size % CHUNK == 0 and self.bytes is None, "one buffer of whole chunks")
-        self.bytes = np.full((size // CHUNK, CHUNK), 0xFF, "uint8")  # NaN
+        demand(size % WORD == 0 and self.bytes is None, "one buffer of whole words")
+        self.bytes = np.full((size // WORD, WORD), 0xFF, "uint8")  # NaN
         self.state = np.full(len(self.bytes), UNWRITTEN)
         self.was_read = np.zeros(len(self.bytes), bool)
         return self.bytes
@@ -176,12 +178,19 @@ class Block:
     def cuda_cvta_generic_to_shared(self, address):
         return np.uint32(address)
 
-    def chunk(self, address):
-        """Of each active thread."""
+    def words(self, address, size):
+        """Indices of the words from each active thread's address on."""
         address = self.spread(address)[self.active].astype("int64")
-        demand(address % CHUNK == 0, "shared memory: misaligned")
-        demand(address // CHUNK < len(self.bytes), "shared memory: out of bounds")
-        return address // CHUNK
+        demand(address % size == 0, "shared memory: misaligned")
+        demand(address + size <= self.bytes.size, "shared memory: out of bounds")
+        return address[:, None] // WORD + np.arange(size // WORD)
+
+    def read(self, address, size):
+        """The bytes of each active thread."""
+        words = self.words(address, size)
+        demand(self.state[words] == READABLE, "shared memory read before its copy is complete")
+        self.was_read[words] = True
+        return self.bytes[words].reshape(-1, size)
 
     def tvm_storage_sync(self, *_):
         self.all_threads("barrier")
@@ -191,19 +200,24 @@ class Block:
     # PTX
 
     def ptx_cp_async_cg_src_size(self, address, source, size, source_size, *_):
+        demand(size == CHUNK, "cp.async.cg copies 16 bytes")
+        self.ptx_cp_async_ca_src_size(address, source, size, source_size)
+
+    def ptx_cp_async_ca_src_size(self, address, source, size, source_size, *_):
         tensor, index = source
-        chunks, index = self.chunk(address), self.spread(index)[self.active]
+        words, index = self.words(address, size), self.spread(index)[self.active]
         is_there = self.spread(source_size)[self.active] > 0
-        count = CHUNK // tensor.flat.itemsize
+        count = size // tensor.flat.itemsize
         tensor.check(index[is_there], count)
         demand(index[is_there] % count == 0, f"{tensor.name}: misaligned")
-        demand(size == CHUNK and len(set(chunks)) == len(chunks), "one chunk per thread")
-        demand(~self.was_read[chunks], "overwritten while other threads may read it")
-        demand(self.state[chunks] != COPYING, "two copies at once")
-        data = np.zeros((len(chunks), CHUNK), "uint8")
-        data[is_there] = tensor.flat.view("uint8").reshape(-1, CHUNK)[index[is_there] // count]
-        self.state[chunks], self.bytes[chunks] = COPYING, 0xFF
-        self.copies[-1].append((chunks, data))
+        demand(len(np.unique(words)) == words.size, "a word of one thread alone")
+        demand(~self.was_read[words], "overwritten while other threads may read it")
+        demand(self.state[words] != COPYING, "two copies at once")
+        data = np.zeros((*words.shape, WORD), "uint8")
+        found = tensor.flat[index[is_there, None] + np.arange(count)]
+        data[is_there] = np.ascontiguousarray(found).view("uint8").reshape(-1, size // WORD, WORD)
+        self.state[words], self.bytes[words] = COPYING, 0xFF
+        self.copies[-1].append((words, data))
 
     def ptx_cp_async_commit_group(self, *_):
         self.all_threads("commit_group")
@@ -212,8 +226,8 @@ class Block:
     def ptx_cp_async_wait_group(self, pending, *_):
         self.all_threads("wait_group")
         for group in self.copies[: len(self.copies) - 1 - pending]:
-            for chunks, data in group:
-                self.bytes[chunks], self.state[chunks] = data, ARRIVED
+            for words, data in group:
+                self.bytes[words], self.state[words] = data, ARRIVED
             group.clear()
 
     def ptx_ldmatrix(self, *arguments):
@@ -221,15 +235,20 @@ class Block:
         self.all_threads("ldmatrix")
         *destinations, address = arguments[:5]
         transposed = "trans" in arguments[5:]
-        chunks = self.chunk(address)
-        demand(self.state[chunks] == READABLE, "shared memory read before its copy is complete")
-        self.was_read[chunks] = True
-        matrices = self.bytes[chunks].view("uint16").reshape(-1, 4, 8, 8)
+        matrices = self.read(address, CHUNK).view("uint16").reshape(-1, 4, 8, 8)
         if transposed:
             matrices = matrices.swapaxes(2, 3)
         for i, destination in enumerate(destinations):
             pairs = np.ascontiguousarray(matrices[:, i]).view("uint32")
             self.store(*destination, pairs.reshape(-1))
+
+    def ptx_ld_vec(self, *arguments):
+        """Four words from shared memory."""
+        *destinations, address = arguments[:5]
+        self.all_threads("ld")
+        words = self.read(address, 4 * WORD).view("float32")
+        for destination, word in zip(destinations, words.T, strict=True):
+            self.store(*destination, word)
 
     def ptx_mma(self, *arguments):
         """m16n8k16: pairs along k of A and B, C in float32, by the fragment tables of the ISA."""
@@ -261,11 +280,22 @@ class Block:
         demand(mask == 0xFFFFFFFF and width == LANES, "a shuffle of whole warps")
         return value[np.arange(self.threads) ^ distance]
 
-    def ptx_st(self, address, register, *_):
+    def tvm_warp_shuffle(self, mask, value, lane, width, _):
+        self.all_threads("shuffle")
+        demand(mask == 0xFFFFFFFF and width <= LANES, "a shuffle within each group of lanes")
+        own = np.arange(self.threads)
+        return value[own - own % width + self.spread(lane) % width]
+
+    def ptx_st(self, address, *arguments):
+        """Words to global memory, from as many registers."""
         tensor, index = address
-        index, register = self.spread(index)[self.active], register[self.active]
-        tensor.check(index, 2)
-        demand(index % 2 == 0, f"{tensor.name}: misaligned")
-        places = index[:, None] + np.arange(2)
-        tensor.flat[places] = register.view("uint16").reshape(-1, 2).view(tensor.flat.dtype)
+        words = [self.spread(x)[self.active] for x in arguments if not isinstance(x, str)]
+        data = np.stack(words, axis=-1).view(tensor.flat.dtype)
+        index, count = self.spread(index)[self.active], data.shape[1]
+        tensor.check(index, count)
+        demand(index % count == 0, f"{tensor.name}: misaligned")
+        places = index[:, None] + np.arange(count)
+        tensor.flat[places] = data
         np.add.at(tensor.writes, places, 1)
+
+    ptx_st_vec = ptx_st

@@ -31,7 +31,7 @@ _CHOICES = {
     ("Min", True): "np.fmin",  # CUDA's min and max of a number and NaN are the number
     ("Max", True): "np.fmax",
 }
-_PTX_DESTINATIONS = {"mma": 4, "ldmatrix": 4, "cvt": 1}
+_PTX_DESTINATIONS = {"mma": 4, "ldmatrix": 4, "cvt": 1, "ld": 4}
 
 
 class Translator:

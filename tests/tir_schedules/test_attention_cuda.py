@@ -9,9 +9,9 @@ from attention_cuda_runs import (
     kernel,
     run,
     spec_of,
-    static_types,
     symbolic_types,
 )
+from attention_runs import static_types
 from gpu_emulator import Emulated
 
 from sits_tvm import parse_target
@@ -30,6 +30,7 @@ def emulated(types, **attributes):
     return Emulated(kernel(types, **attributes), TARGET)
 
 
+FLOAT = {"dtype": "float32"}
 BOOL, HALF, SINGLE = ("bhqk", "bool"), ("qk", "float16"), ("1h1k", "float32")
 CASES = {
     "plain": ({}, {}),
@@ -47,10 +48,31 @@ CASES = {
     "D = 80": ({"width": 80, "bias": ("b11k", "bool")}, {"causal": 0, "empty_row": "uniform"}),
     "D = 256": ({"width": 256, "heads": (2, 1), "dtype": "bfloat16"}, {"causal": 0, "window": 50}),
     "144 and 208": ({"width": 144, "value_width": 208, "heads": (1, 1)}, {"causal": 30}),
+    "24 and 100": ({"width": 24, "value_width": 100, "heads": (2, 1)}, {"causal": 0}),
+    "2 and 70": (
+        {"width": 2, "value_width": 70, "heads": (1, 1), "dtype": "bfloat16"},
+        {"window": 20, "empty_row": "zero"},
+    ),
+    "single": ({**FLOAT, "heads": (3, 1), "value_width": 48}, {"causal": "bottom_right"}),
+    "single, 33 and 5": (
+        {**FLOAT, "width": 33, "value_width": 5, "bias": ("b1qk", "float32")},
+        {"softcap": 2.0, "empty_row": "uniform"},
+    ),
+    "single, 50 and 6": (
+        {**FLOAT, "width": 50, "value_width": 6, "bias": BOOL},
+        {"causal": -3, "window": 40, "empty_row": "zero"},
+    ),
+    "single, D = 256": (
+        {**FLOAT, "width": 256, "heads": (2, 1), "bias": HALF},
+        {"causal": 0, "window": 50},
+    ),
 }
+SLOW = {"2 and 70", "single, 50 and 6", "single, D = 256", "144 and 208"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES]
+)
 def test_equals_float64_at_symbolic_shapes(name, rng):
     form, attributes = CASES[name]
     compiled = emulated(symbolic_types(**form), **attributes)
@@ -72,17 +94,19 @@ def test_visits_no_tile_that_is_hidden(rng):
     assert compiled.trips == [3, 2]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("level", [-200.0, 200.0])
-def test_keeps_scores_far_from_zero_apart(level, rng):
-    q, k, v = inputs(rng, (1, 40, 90), heads=(1, 1), width=16)
+def test_keeps_scores_far_from_zero_apart(level, dtype, rng):
+    q, k, v = inputs(rng, (1, 40, 90), heads=(1, 1), width=16, dtype=dtype)
     q[...], k[..., 0], k[..., 1:] = 4.0, level, 0.0
     k[..., 1] = rng.standard_normal(k.shape[:3])
     compiled = emulated(static_types([q, k, v]), causal=0)
     assert_close(run(compiled, [q, k, v]), [q, k, v], causal=0)
 
 
-def test_hidden_keys_may_hold_anything(rng):
-    arrays = inputs(rng, (1, 20, 50), heads=(2, 1), width=16)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_hidden_keys_may_hold_anything(dtype, rng):
+    arrays = inputs(rng, (1, 20, 50), heads=(2, 1), width=16, dtype=dtype)
     compiled = emulated(static_types(arrays), causal=0)
     expected = run(compiled, arrays)
     arrays[1][:, :, 20:35], arrays[1][:, :, 35:] = np.nan, np.inf
@@ -109,10 +133,14 @@ def test_a_row_of_lowest_scores_is_uniform(rng):
 
 
 REFUSED = [
-    ({"dtype": "float32"}, "sm_90", "q, k and v are float32"),
-    ({"width": 24}, "sm_90", "D=24 is no multiple of 16 up to 256"),
-    ({"value_width": 272}, "sm_90", "Dv=272 is no multiple of 16 up to 256"),
-    ({}, "sm_75", "sm_75 has no mma of 16 x 8 x 16"),
+    ({"width": 33}, "sm_90", "D=33 is odd; rows of float16 are then not 4 bytes aligned"),
+    ({"value_width": 272}, "sm_90", "Dv=272 is more than the 256 that fit in registers"),
+    ({}, "sm_75", "sm_75 has no asynchronous copies"),
+    (
+        {"dtype": "float32", "width": 256},
+        "sm_86",
+        "needs 133120 bytes of shared memory, more than the 101376 of sm_86",
+    ),
 ]
 
 
@@ -120,3 +148,18 @@ REFUSED = [
 def test_says_why_there_is_no_kernel(form, arch, reason):
     spec = spec_of(symbolic_types(**form))
     assert reason in cuda_attention(spec, parse_target(f"cuda -arch={arch}"))
+
+
+def test_blocks_lie_along_x_which_holds_most():
+    """Rows of 5 · 2²² and 2¹⁷ heads are each more than 65535 blocks, the limit along y and z."""
+    long = Emulated(kernel([((1, 1, 5 << 22, 16), "float16")] * 3), TARGET)
+    assert long.extents() == {"blockIdx.x": 5 << 16, "threadIdx.y": 4, "threadIdx.x": 32}
+    wide = Emulated(kernel([((1 << 15, 4, 2, 16), "float16")] * 3), TARGET)
+    assert wide.extents()["blockIdx.x"] == 1 << 17
+
+
+def test_refuses_more_blocks_than_a_grid_has():
+    spec = spec_of([((1 << 30, 2, 1, 16), "float16")] * 3)
+    assert cuda_attention(spec, TARGET) == (
+        "needs 2147483648 blocks, more than the 2147483647 of a grid"
+    )

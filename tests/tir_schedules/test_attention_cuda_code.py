@@ -1,4 +1,4 @@
-"""The CUDA attention kernel as machine code for sm_90: both products on tensor cores, no spills."""
+"""The CUDA attention kernel as machine code for sm_90: the right units, no spills."""
 
 import pytest
 import tvm
@@ -23,7 +23,7 @@ def build(forms):
     return sorted(rows, key=lambda row: row.name)
 
 
-FORMS = [
+HALF = [
     ({"heads": (16, 4), "width": 64}, {"causal": 0}),
     (
         {"heads": (32, 8), "width": 128, "dtype": "bfloat16"},
@@ -32,7 +32,7 @@ FORMS = [
 ]
 BIASED = [
     (
-        {"heads": (14, 2), "width": 64, "dtype": "bfloat16", "bias": ("b1qk", "bool")},
+        {"heads": (14, 2), "width": 72, "dtype": "bfloat16", "bias": ("b1qk", "bool")},
         {"causal": 0, "empty_row": "zero"},
     ),
     (
@@ -40,40 +40,75 @@ BIASED = [
         {"softcap": 50.0, "empty_row": "uniform"},
     ),
 ]
+SINGLE = [({"heads": (16, 4), "width": 64, "dtype": "float32"}, {"causal": 0})]
+SINGLE_WIDE = [
+    (
+        {"heads": (32, 8), "width": 128, "dtype": "float32"},
+        {"causal": "bottom_right", "window": 1024},
+    ),
+    (
+        {"heads": (4, 1), "width": 256, "dtype": "float32", "bias": ("b1qk", "float32")},
+        {"softcap": 50.0, "empty_row": "uniform"},
+    ),
+]
 # Width: per tile and warp two products of 16 rows and as many keys; bytes of queries, keys, values
-MMA = {64: 64, 128: 128, 256: 128}
-SHARED = {64: 27648, 128: 52224, 256: 67584}
+MMA = {64: 64, 72: 76, 128: 128, 256: 128}
+SHARED = {64: 27648, 72: 33792, 128: 52224, 256: 67584}
+SINGLE_SHARED = {64: 52224, 128: 67584, 256: 133120}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[FORMS, pytest.param(BIASED, marks=pytest.mark.slow)],
-    ids=["causal", "biased"],
-)
-def built(request):
-    """(D, kernel) of every form."""
-    widths = [form["width"] for form, _ in request.param]
-    return list(zip(widths, build(request.param), strict=True))
+def all_of(quick, slow):
+    """A fixture of (D, kernel) of every form."""
+    params = [quick, pytest.param(slow, marks=pytest.mark.slow)]
+
+    @pytest.fixture(scope="module", params=params, ids=["quick", "slow"])
+    def built(request):
+        widths = [form["width"] for form, _ in request.param]
+        return list(zip(widths, build(request.param), strict=True))
+
+    return built
 
 
-def test_both_products_run_on_tensor_cores(built):
-    for width, row in built:
+half, single = all_of(HALF, BIASED), all_of(SINGLE, SINGLE_WIDE)
+
+
+def test_both_products_run_on_tensor_cores(half):
+    for width, row in half:
         assert row.loop_sass["HMMA"] == MMA[width]
         assert row.sass["CALL"] == 0
 
 
-def test_nothing_is_spilled(built):
-    for _, row in built:
+def test_nothing_is_spilled(half):
+    for _, row in half:
         assert (row.spills, row.sass["LDL"], row.sass["STL"]) == (0, 0, 0)
 
 
-def test_operands_arrive_by_asynchronous_wide_copies(built):
-    for _, row in built:
+def test_operands_arrive_by_asynchronous_wide_copies(half):
+    for _, row in half:
         assert row.sass["LDGSTS.E.BYPASS.128"] > 0
         assert row.loop_sass["LDSM.16.M88.4"] > 0
         assert row.loop_sass["LDSM.16.MT88.4"] > 0
 
 
-def test_shared_memory_holds_one_tile_of_keys_and_of_values(built):
-    for width, row in built:
+def test_shared_memory_holds_one_tile_of_keys_and_of_values(half):
+    for width, row in half:
         assert row.dynamic_smem == SHARED[width]
+
+
+def test_float32_is_multiplied_in_float32(single):
+    """32 or 64 keys by two rows of a lane: scores in a loop of four dimensions, then results."""
+    for width, row in single:
+        keys = 64 if width == 64 else 32
+        assert row.loop_sass["FFMA"] == keys // 4 * 2 * 4
+        assert row.loop_sass["LDS.128"] == keys // 4 + 2
+        assert row.sass["FFMA"] >= row.loop_sass["FFMA"] + keys * width // 2
+        assert (row.sass["HMMA"], row.sass["CALL"]) == (0, 0)
+
+
+def test_float32_stays_in_registers_and_moves_16_bytes_at_once(single):
+    for width, row in single:
+        assert (row.spills, row.sass["LDL"], row.sass["STL"]) == (0, 0, 0)
+        assert row.registers < 255
+        assert row.dynamic_smem == SINGLE_SHARED[width]
+        assert row.sass["LDGSTS.E.BYPASS.128"] > 0
+        assert row.sass["STG.E.128"] == width // 8

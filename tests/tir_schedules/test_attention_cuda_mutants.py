@@ -3,40 +3,50 @@ what the emulator does not bear."""
 
 import numpy as np
 import pytest
-from attention_cuda_runs import TARGET, assert_close, inputs, kernel, run, static_types
+from attention_cuda_runs import TARGET, assert_close, inputs, kernel, run
+from attention_runs import static_types
 from gpu_emulator import Emulated, EmulationError
 
-from tir_schedules import attention_cuda, attention_cuda_block, attention_cuda_softmax
+from tir_schedules import (
+    attention_cuda,
+    attention_cuda_block,
+    attention_cuda_fma,
+    attention_cuda_mma,
+    attention_cuda_softmax,
+)
 from tir_schedules.attention_cuda_block import Block, Tiling
+from tir_schedules.attention_cuda_products import Products
 from tir_schedules.attention_cuda_softmax import Softmax
 
 
 def halves_of_the_right_factor_swapped(patch):
-    multiply = attention_cuda.multiply_add
+    multiply = attention_cuda_mma.multiply_add
 
     def swapped(product, first, left, right, dtype):
         multiply(product, first, left, right[::-1], dtype)
 
-    patch(attention_cuda, "multiply_add", swapped)
+    patch(attention_cuda_mma, "multiply_add", swapped)
 
 
 def values_not_transposed(patch):
-    load = attention_cuda.load_matrices
-    patch(attention_cuda, "load_matrices", lambda r, i, s, at, transposed=False: load(r, i, s, at))
+    load = attention_cuda_mma.load_matrices
+    patch(
+        attention_cuda_mma, "load_matrices", lambda r, i, s, at, transposed=False: load(r, i, s, at)
+    )
 
 
 def rows_of_the_left_factor_swapped(patch):
-    multiply = attention_cuda.multiply_add
+    multiply = attention_cuda_mma.multiply_add
 
     def swapped(product, first, left, right, dtype):
         multiply(product, first, [left[i] for i in (1, 0, 3, 2)], right, dtype)
 
-    patch(attention_cuda, "multiply_add", swapped)
+    patch(attention_cuda_mma, "multiply_add", swapped)
 
 
 def pairs_swapped(patch):
-    pack = attention_cuda.pack
-    patch(attention_cuda, "pack", lambda to, low, high, dtype: pack(to, high, low, dtype))
+    pack = attention_cuda_mma.pack
+    patch(attention_cuda_mma, "pack", lambda to, low, high, dtype: pack(to, high, low, dtype))
 
 
 def no_reduction_over_lanes(patch):
@@ -44,7 +54,7 @@ def no_reduction_over_lanes(patch):
 
 
 def no_decay(patch):
-    patch(attention_cuda, "_decay", lambda *_: None)
+    patch(Products, "decay", lambda *_: None)
 
 
 def nothing_hidden(patch):
@@ -85,18 +95,41 @@ def read_too_early(patch):
 
 def copied_from_beyond_the_end(patch):
     copy = attention_cuda_block.copy_chunk
-    patch(attention_cuda_block, "copy_chunk", lambda to, at, source, _: copy(to, at, source, True))
+    patch(
+        attention_cuda_block,
+        "copy_chunk",
+        lambda to, at, source, _, size: copy(to, at, source, True, size),
+    )
 
 
 def rows_too_close_in_shared_memory(patch):
     patch(Tiling, "pitch", property(lambda self: self.spec.head_dim))
 
 
-WRONG_NUMBERS = [
+def weights_of_another_lane(patch):
+    of_quad = attention_cuda_fma.from_lane_of_quad
+    patch(attention_cuda_fma, "from_lane_of_quad", lambda value, lane: of_quad(value, 3 - lane))
+
+
+def neighbours_in_reverse(patch):
+    store = attention_cuda_fma.store_words
+    patch(attention_cuda_fma, "store_words", lambda address, values: store(address, values[::-1]))
+
+
+def every_block_on_the_same_rows(patch):
+    place = attention_cuda_block._place
+    one = attention_cuda_block.tirx.const(1, "uint32")
+    patch(attention_cuda_block, "_place", lambda x, tiling: (one, place(x, tiling)[1]))
+
+
+TENSOR_CORES = [
     halves_of_the_right_factor_swapped,
     values_not_transposed,
     rows_of_the_left_factor_swapped,
     pairs_swapped,
+]
+SCALAR_UNITS = [weights_of_another_lane, neighbours_in_reverse]
+WRONG_NUMBERS = [
     no_reduction_over_lanes,
     no_decay,
     nothing_hidden,
@@ -109,12 +142,11 @@ NOT_BORNE = {
     read_too_early: "before its copy is complete",
     copied_from_beyond_the_end: "out of bounds",
     rows_too_close_in_shared_memory: "",
+    every_block_on_the_same_rows: "not written once",
 }
 
 
-@pytest.fixture
-def arrays():
-    return inputs(np.random.default_rng(0), (1, 40, 140), heads=(4, 2), width=16)
+FORMS = {"float16": {"width": 16}, "float32": {"width": 20, "value_width": 12}}
 
 
 @pytest.fixture
@@ -122,25 +154,40 @@ def patch(monkeypatch):
     return monkeypatch.setattr
 
 
+def drawn(dtype):
+    rng = np.random.default_rng(0)
+    return inputs(rng, (1, 40, 140), heads=(4, 2), dtype=dtype, **FORMS[dtype])
+
+
 def run_causal(arrays):
     return run(Emulated(kernel(static_types(arrays), causal=99), TARGET), arrays)
 
 
-def test_the_kernel_itself_passes(arrays):
-    out = run_causal(arrays)
-    assert_close(out, arrays, causal=99)
+@pytest.mark.parametrize("dtype", FORMS)
+def test_the_kernel_itself_passes(dtype):
+    arrays = drawn(dtype)
+    assert_close(run_causal(arrays), arrays, causal=99)
 
 
-@pytest.mark.parametrize("fault", WRONG_NUMBERS, ids=lambda fault: fault.__name__)
-def test_wrong_numbers_are_seen(fault, arrays, patch):
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [
+        *((fault, "float16") for fault in TENSOR_CORES + WRONG_NUMBERS),
+        *((fault, "float32") for fault in SCALAR_UNITS + WRONG_NUMBERS[:2]),
+    ],
+)
+def test_wrong_numbers_are_seen(fault, dtype, patch):
+    arrays = drawn(dtype)
     fault(patch)
     out = run_causal(arrays)
     with pytest.raises(AssertionError):
         assert_close(out, arrays, causal=99)
 
 
-@pytest.mark.parametrize("fault", NOT_BORNE, ids=lambda fault: fault.__name__)
-def test_faults_that_a_gpu_may_hide_are_seen(fault, arrays, patch):
+@pytest.mark.parametrize("dtype", FORMS)
+@pytest.mark.parametrize("fault", NOT_BORNE)
+def test_faults_that_a_gpu_may_hide_are_seen(fault, dtype, patch):
+    arrays = drawn(dtype)
     fault(patch)
     with pytest.raises(EmulationError, match=NOT_BORNE[fault]):
         run_causal(arrays)
