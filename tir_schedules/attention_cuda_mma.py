@@ -82,6 +82,6 @@ class TensorCoreProducts(Products):
             multiply_add(product, n * 8 + i * 4, left, factor, self.block.spec.dtype)
 
     def store_values(self, address: tirx.Expr, values: list[tirx.Expr]) -> None:
-        packed = local(1, "uint32")
-        pack(packed[0], *values, self.block.spec.dtype)
+        packed, (lower, upper) = local(1, "uint32"), values
+        pack(packed[0], lower, upper, self.block.spec.dtype)
         store_word(address, packed[0])
