@@ -15,12 +15,13 @@ from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from .attention_cuda_block import MOST_BLOCKS, Block, Tiling, launch
+from .attention_cuda_block import Block, launch
 from .attention_cuda_fma import ScalarProducts
 from .attention_cuda_mma import TensorCoreProducts
 from .attention_cuda_products import Products
 from .attention_cuda_ptx import commit_copies, local, synchronize, wait_for_copies
 from .attention_cuda_softmax import Softmax
+from .attention_cuda_tiling import MOST_BLOCKS, Tiling
 from .attention_spec import AttentionSpec
 from .emit import when, with_emitted_body
 

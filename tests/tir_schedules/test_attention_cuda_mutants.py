@@ -14,9 +14,10 @@ from tir_schedules import (
     attention_cuda_mma,
     attention_cuda_softmax,
 )
-from tir_schedules.attention_cuda_block import Block, Tiling
+from tir_schedules.attention_cuda_block import Block
 from tir_schedules.attention_cuda_products import Products
 from tir_schedules.attention_cuda_softmax import Softmax
+from tir_schedules.attention_cuda_tiling import Tiling
 
 
 def halves_of_the_right_factor_swapped(patch):
