@@ -13,11 +13,13 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._map_functions import map_functions
+from relax_passes.canonical_attention.adjoints import Missed, is_adjoint, without_gradients
 from relax_passes.canonical_attention.anchors import softmax_of
 from relax_passes.canonical_attention.calls import is_attention, plan_call
 from relax_passes.canonical_attention.emit import Emitter
 from relax_passes.canonical_attention.graph import Graph, NearMiss
 from relax_passes.canonical_attention.plan import Plan, plan
+from relax_passes.op.attention import ATTRIBUTES
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import AttentionSite, Report
 
@@ -114,12 +116,15 @@ class _Canonicalizer(PyExprMutator):
         self.function, self.graph, self.report = function, graph, report
         self.plans: dict[relax.Var, Plan] = {}
         self.current: relax.Var | None = None
+        misses: list[Missed] = []
         for var, make in blocks(graph):
             try:
                 found = make()
                 self.plans[found.result] = found
             except NearMiss as missed:
-                self.note_near_miss(var, missed)
+                misses.append((var, missed))
+        for var, missed in without_gradients(misses) if is_adjoint(mod, function) else misses:
+            self.note_near_miss(var, missed)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.current = binding.var
@@ -144,7 +149,7 @@ class _Canonicalizer(PyExprMutator):
 
     def note_recognised(self, result: relax.Var, op: relax.Call, proof: str) -> None:
         if self.report is not None:
-            attrs = {key: _plain(op.attrs[key]) for key in _ATTRIBUTES}
+            attrs = {key: _plain(op.attrs[key]) for key in ATTRIBUTES}
             attrs["bias"] = str(op.args[3].ty.dtype) if len(op.args) > 3 else None
             reason = re.sub(r"\(?T\.int64\((-?\d+)\)\)?", r"\1", proof)
             site = AttentionSite(self.function, result.name, True, reason, attrs)
@@ -164,9 +169,6 @@ class _Canonicalizer(PyExprMutator):
             reason = f"{missed.code}: {missed.message}, at `{binding}`"
             site = AttentionSite(self.function, block.name, False, reason, {})
             self.report.attention.append(site)
-
-
-_ATTRIBUTES = ("scale", "causal", "window", "softcap", "empty_row", "softmax_dtype")
 
 
 def _plain(value: Any) -> Any:

@@ -137,9 +137,9 @@ def _refusal(call: relax.Call) -> str | None:
     q, v = call.args[0].ty, call.args[2].ty
     if str(q.dtype) not in _DTYPES:
         return f"q, k and v are {q.dtype}; the kernel takes {', '.join(_DTYPES)}"
-    softmax_dtype = str(call.attrs["softmax_dtype"])
-    if softmax_dtype != "float32":
-        return f"the softmax is {softmax_dtype}; the kernel's is float32"
+    for name in ("scores_dtype", "softmax_dtype"):
+        if call.attrs[name] != "float32":
+            return f"{name} is {call.attrs[name]}; the kernel's is float32"
     for name, dim in {"D": q.shape[3], "Dv": v.shape[3]}.items():
         if not isinstance(dim, tirx.IntImm) or int(dim) == 0:
             return f"{name}={dim} is no positive constant"

@@ -14,7 +14,7 @@ from relax_passes.canonical_attention.elements import Element, Points
 from relax_passes.canonical_attention.graph import Graph, NearMiss, dtype_of, shape_of
 from relax_passes.canonical_attention.layout import Frame, Operand, Operands, Placed, placed_mask
 from relax_passes.canonical_attention.operands import Recipe, recipe, views_of
-from relax_passes.canonical_attention.plan import Plan, softmax_dtypes
+from relax_passes.canonical_attention.plan import Plan, softmax_dtype_of
 from relax_passes.canonical_attention.scores import Mask
 from relax_passes.index_analysis.index_domain import Index, integer, is_integer
 
@@ -44,11 +44,12 @@ def _ours(graph: Graph, result: relax.Var, call: relax.Call) -> Plan:
     zero_rows = "infinite" if given.empty_row == "zero" else "none"
     is_open = given.bias is not None and given.causal is None and not given.window
     reads_mask = is_open and given.empty_row != "uniform"
-    mask_dtype = str(attrs["softmax_dtype"]) if reads_mask else None
+    mask_dtype = str(attrs["scores_dtype"]) if reads_mask else None
     points = Points(graph)
     placed = _place(points, result, call.args, (0, 1, 2, 3), mask_dtype)
     numbers = float(attrs["scale"]), float(attrs["softcap"])
-    dtypes = dtype_of(call.args[0]), (str(attrs["softmax_dtype"]),)
+    scores_dtypes, softmax_dtype = (str(attrs["scores_dtype"]),), str(attrs["softmax_dtype"])
+    dtypes = dtype_of(call.args[0]), scores_dtypes, softmax_dtype
     masking = None if reads_mask else given
     return Plan(result, placed, *numbers, zero_rows, *dtypes, masking, call)
 
@@ -69,7 +70,8 @@ def _tvm(graph: Graph, result: relax.Var, name: str, call: relax.Call) -> Plan:
     dtype = dtype_of(args[0])
     proof = f"R.{name}"
     masking = Masking(causal=causal, bias=args[3] if len(args) > 3 else None, proof=proof)
-    return Plan(result, placed, scale, 0.0, "none", dtype, softmax_dtypes(dtype)[:1], masking)
+    wide = softmax_dtype_of(dtype)
+    return Plan(result, placed, scale, 0.0, "none", dtype, (wide,), wide, masking)
 
 
 def _offset(name: str | None, queries: Index, keys: Index, result: relax.Var) -> int | str | None:

@@ -34,7 +34,7 @@ class Emitter:
         NearMiss
             For masks that the op cannot say.
         """
-        masking, softmax_dtype = self._masking(plan)
+        masking, scores_dtype = self._masking(plan)
         q, k, v = (self._cast(self._tensor(r), plan.dtype) for r in plan.placed.operands)
         call = attention(
             q,
@@ -46,7 +46,8 @@ class Emitter:
             window=masking.window,
             softcap=plan.softcap,
             empty_row=masking.empty_row,
-            softmax_dtype=softmax_dtype,
+            scores_dtype=scores_dtype,
+            softmax_dtype=plan.softmax_dtype,
         )
         proof = "; ".join(filter(None, (masking.proof, plan.note)))
         if plan.call is not None and _is_same(call, plan.call):
@@ -55,11 +56,11 @@ class Emitter:
         return plan.placed.out.emit(self.bb, out), call, proof
 
     def _masking(self, plan: Plan) -> tuple[Masking, str]:
-        """What the masks say, and the dtype of the softmax in which they say it."""
+        """What the masks say, and the dtype of the scores in which they say it."""
         if plan.masking is not None:
-            return self._given(plan.masking), plan.softmax_dtypes[0]
+            return self._given(plan.masking), plan.scores_dtypes[0]
         masks = [(mask, self._tensor(r)) for mask, r in plan.placed.masks]
-        *others, last = plan.softmax_dtypes
+        *others, last = plan.scores_dtypes
         for dtype in others:
             try:
                 return self._read(plan, masks, dtype), dtype
@@ -70,7 +71,8 @@ class Emitter:
 
     def _read(self, plan: Plan, masks: Sequence[tuple[Mask, relax.Expr]], dtype: str) -> Masking:
         shape = plan.placed.frame.extents
-        return MaskReader(self.bb, self.lookup, shape, dtype, plan.zero_rows).read(masks)
+        rows = plan.zero_rows, plan.uniform_rows
+        return MaskReader(self.bb, self.lookup, shape, dtype, *rows).read(masks)
 
     def _given(self, masking: Masking) -> Masking:
         bias = None if masking.bias is None else self.visit(masking.bias)

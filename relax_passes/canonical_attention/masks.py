@@ -61,9 +61,11 @@ class MaskReader:
     lookup : Lookup
     shape : (B, H, Sq, Sk)
     dtype : str
-        Of the op's softmax.
+        Of the op's scores.
     zero_rows : str
         As `GuardReader.zero_rows`.
+    uniform_rows : bool
+        Whether rows of nothing but the lowest number have equal weights.
     """
 
     def __init__(
@@ -73,9 +75,10 @@ class MaskReader:
         shape: Sequence[Index],
         dtype: str,
         zero_rows: str,
+        uniform_rows: bool = True,
     ) -> None:
         self.bb, self.lookup, self.shape = bb, lookup, list(shape)
-        self.dtype, self.zero_rows = dtype, zero_rows
+        self.dtype, self.zero_rows, self.uniform_rows = dtype, zero_rows, uniform_rows
 
     def read(self, masks: Sequence[tuple[Mask, relax.Expr]]) -> Masking:
         """
@@ -86,7 +89,9 @@ class MaskReader:
         """
         seen = [self._see(mask, tensor) for mask, tensor in masks]
         seen = [one for one in seen if one.hides_or_adds]
-        self._check_float16(seen)
+        for one in seen:
+            self._check_dtype(one)
+        self._check_rows(seen)
         whole = self._as_visibility(seen)
         if whole is not None:
             return whole
@@ -102,23 +107,41 @@ class MaskReader:
             shown = visibility(tensor, self.lookup, self.shape, visible=not mask.hides)
             return _Seen(mask, tensor, shown, mask.fill)
         found = additive_visibility(tensor, self.lookup, self.shape) if mask.sign > 0 else None
-        if found is None or not (found[1] == 0.0 or _is_hiding(found[1], mask.dtype)):
+        if found is None or not (found[1] == 0.0 or self._absorbs(mask, *found)):
             return _Seen(mask, tensor, None, 0.0)
         return _Seen(mask, tensor, found[0], found[1] or -math.inf)
 
-    def _check_float16(self, seen: Sequence[_Seen]) -> None:
+    def _absorbs(self, mask: Mask, shown: Visibility, fill: float) -> bool:
+        """Whether what is added leaves nothing of a score; -65504 does only beside other keys."""
+        is_exact = fill == -math.inf or mask.dtype != "float16" or self._is_full(shown)
+        return is_exact and _is_hiding(fill, mask.dtype)
+
+    def _check_dtype(self, one: _Seen) -> None:
         """A mask added in float16 rounds whole rows to -inf: float32 would give other values."""
-        for one in seen:
-            is_added = one.mask.fill is None and one.mask.dtype == "float16" != self.dtype
-            is_exact = one.shown is not None and (
-                not one.is_lowest or every_row_sees_a_key(one.shown, self.shape)
+        absorbs = one.shown is not None and not one.is_lowest
+        if one.mask.dtype == self.dtype or absorbs:
+            return
+        if self.dtype == "float16":
+            message = f"one mask is applied to float16 scores, another to {one.mask.dtype} ones"
+            raise NearMiss("masks-in-two-dtypes", message, one.mask.binding)
+        if one.mask.dtype == "float16" and one.mask.fill is None and not self._is_full(one.shown):
+            message = (
+                f"a mask is added to float16 scores; added in {self.dtype}, it would round "
+                "otherwise: in a row that shows no key the sum may be -inf"
             )
-            if is_added and not is_exact:
-                message = (
-                    "a mask is added to float16 scores and the softmax is computed in "
-                    f"{self.dtype}: in a row that shows no key the sum may round to -inf"
-                )
-                raise NearMiss("mask-added-in-float16", message, one.mask.binding)
+            raise NearMiss("mask-added-in-float16", message, one.mask.binding)
+
+    def _check_rows(self, seen: Sequence[_Seen]) -> None:
+        """exp(x) is 0 for the lowest number: without the maximum a row's sum may be nothing."""
+        known = [one for one in seen if one.shown is not None]
+        lowest = [one for one in known if one.is_lowest]
+        together = both([one.shown for one in known if one.shown is not None])
+        if lowest and not self.uniform_rows and not self._is_full(together):
+            message = "softmax without the maximum, and a row may show nothing but lowest numbers"
+            raise NearMiss("softmax-unstable", message, lowest[0].mask.binding)
+
+    def _is_full(self, shown: Visibility | None) -> bool:
+        return shown is not None and every_row_sees_a_key(shown, self.shape)
 
     # All together.
 

@@ -19,11 +19,24 @@ from relax_passes.canonical_attention.weights import WeightReader
 
 @dataclass(frozen=True)
 class Softmax:
-    """softmax(scores) over one axis, bound to `weights`."""
+    """softmax(scores) over one axis, bound to `weights`.
+
+    Attributes
+    ----------
+    axis : int or None
+        None: what divides is not proved to be the sum over one axis.
+    is_stable : bool
+        It is right also where all scores of a row are the lowest number.
+    total, divided : relax.Var, optional
+        `weights` are not divided yet: their sum, and the value product divided by it.
+    """
 
     weights: relax.Var
     scores: relax.Expr
-    axis: int
+    axis: int | None
+    is_stable: bool = True
+    total: relax.Expr | None = None
+    divided: relax.Var | None = None
 
 
 @dataclass(frozen=True)
@@ -41,8 +54,11 @@ class Plan:
         As `GuardReader.zero_rows`.
     dtype : str
         Of q, k, v.
-    softmax_dtypes : tuple of str
-        Of the softmax: the first in which the masks can be said.
+    scores_dtypes : tuple of str
+        Of scores and masks: the first in which the masks can be said.
+    softmax_dtype : str
+    uniform_rows : bool
+        Rows of nothing but the lowest number have equal weights.
     masking : Masking or None
         Given, in place of what `masks` say.
     call : relax.Call or None
@@ -57,9 +73,11 @@ class Plan:
     softcap: float
     zero_rows: str
     dtype: str
-    softmax_dtypes: tuple[str, ...]
+    scores_dtypes: tuple[str, ...]
+    softmax_dtype: str
     masking: Masking | None = None
     call: relax.Call | None = None
+    uniform_rows: bool = True
     note: str = ""
 
 
@@ -70,20 +88,25 @@ def plan(graph: Graph, softmax: Softmax) -> Plan:
     NearMiss
         With the first condition that fails.
     """
+    if softmax.axis is None:
+        message = "exponentials are divided by a sum that is not proved to be theirs over one axis"
+        raise NearMiss("softmax-sum", message, softmax.weights)
     points = Points(graph)
     axes = points.axes_of(softmax.scores, "x")
     start, key_axis = Element(softmax.scores, axes), axes[softmax.axis]
-    weights = WeightReader(points, softmax.weights, axes).read()
+    weights = WeightReader(points, softmax.weights, axes, softmax.total).read()
     scores = ScoreReader(points, key_axis).read(start)
     sides = sides_of(points, scores, key_axis)
     guards = GuardReader(points, scores.masks, start, key_axis)
     zero_rows = guards.zero_rows(weights.guards)
     block = Block(points, start, softmax.axis, sides, weights)
-    result, (query, key, value) = weights.product.result, block.operands.trails
+    result = weights.product.result if softmax.divided is None else softmax.divided
+    query, key, value = block.operands.trails
     dtypes = [query.dtype, key.dtype, value.dtype]
     if not {*dtypes, dtype_of(result)} <= set(FLOATS):
         raise NearMiss("not-float", f"q, k and v are {', '.join(dtypes)}", result)
     dtype = widest(*dtypes, dtype_of(result))
+    wide = softmax_dtype_of(widest(dtype, dtype_of(softmax.scores)))
     return Plan(
         result,
         block.place(scores.masks),
@@ -91,13 +114,13 @@ def plan(graph: Graph, softmax: Softmax) -> Plan:
         scores.bound or 0.0,
         zero_rows,
         dtype,
-        softmax_dtypes(widest(dtype, dtype_of(softmax.scores))),
+        (wide, "float16") if dtype == "float16" else (wide,),
+        wide,
+        uniform_rows=softmax.is_stable,
         note="weights are returned, too: scores are computed twice" if weights.is_returned else "",
     )
 
 
-def softmax_dtypes(narrow: str) -> tuple[str, ...]:
-    """A softmax in half precision is computed in float32, unless its masks need float16."""
-    if narrow == "float16":
-        return ("float32", "float16")
-    return ("float32" if narrow == "bfloat16" else narrow,)
+def softmax_dtype_of(dtype: str) -> str:
+    """A softmax in half precision is computed in float32."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype

@@ -140,7 +140,8 @@ class ScoreReader:
             raise NearMiss("scale-not-finite", f"scores are multiplied by {factor}", binding)
         if factor == 1.0:
             return scores
-        if scores.masks:
+        keeps_masks = factor > 0 and all(mask.fill == -math.inf for mask in scores.masks)
+        if scores.masks and not keeps_masks:
             message = f"scores are multiplied by {factor:g} after a mask"
             raise NearMiss("scale-after-mask", message, binding)
         if scores.bound is None:

@@ -83,14 +83,21 @@ _INFINITE = (math.inf, -math.inf)
 
 
 class WeightReader:
-    """Reads downwards from a softmax at the points `axes`, along its one reader."""
+    """Reads downwards from a softmax at the points `axes`, along its one reader but `total`."""
 
-    def __init__(self, points: Points, softmax: relax.Var, axes: tuple[tirx.Var, ...]) -> None:
+    def __init__(
+        self,
+        points: Points,
+        softmax: relax.Var,
+        axes: tuple[tirx.Var, ...],
+        total: relax.Expr | None = None,
+    ) -> None:
         self.points, self.graph = points, points.graph
         self.element = Element(softmax, axes)
         self.own = points.axes_of(softmax, "w")
         self.origin: tuple = self.own
         self.guards: list[Guard] = []
+        self.total = total
         self.seen = {softmax}
         self.is_returned = False
 
@@ -113,7 +120,7 @@ class WeightReader:
     def _reader(self) -> relax.Var:
         tensor = self.element.tensor
         readers = [binding.var for binding in self.graph.readers.get(tensor, ())]
-        rest = [var for var in readers if not self._is_test(var)]
+        rest = [var for var in readers if not (var.same_as(self.total) or self._is_test(var))]
         inner = [var for var in rest if not self._is_returned(var)]
         self.is_returned |= tensor in self.graph.results or len(inner) < len(rest)
         if len(inner) != 1:

@@ -142,23 +142,60 @@ class ViewSteps:
         return source, indices
 
     def concat(self, call: relax.Call, indices: list[Index]) -> Element | None:
-        """Where the place is proved to lie in one of the parts."""
+        """Where the place is proved to lie in one of the parts, or all parts are the same."""
         parts = resolve(call.args[0], self.lookup)
         axis = int(call.attrs.axis or 0) % len(indices)
-        if not isinstance(parts, relax.Tuple):
+        dims = [shape_of(part) for part in getattr(parts, "fields", ())]
+        if not dims or any(shape is None for shape in dims):
             return None
-        for part in parts.fields:
-            dims = shape_of(part)
-            if dims is None:
-                return None
-            self.domain.note_shape(dims)
-            behind = indices[axis] - dims[axis]
+        extents = [shape[axis] for shape in dims]
+        self.domain.note_shape(extents)
+        found = self._part(parts.fields, extents, axis, list(indices))
+        return found or self._equal_part(parts.fields, extents, axis, list(indices))
+
+    def _part(
+        self, parts: Sequence[relax.Expr], extents: list[Index], axis: int, indices: list[Index]
+    ) -> Element | None:
+        for part, extent in zip(parts, extents, strict=True):
+            behind = indices[axis] - extent
             if self.domain.is_natural(-behind - 1):
                 return part, indices
             if not self.domain.is_natural(behind):
                 return None
             indices[axis] = self.domain.simplify(behind)
         return None
+
+    def _equal_part(
+        self, parts: Sequence[relax.Expr], extents: list[Index], axis: int, indices: list[Index]
+    ) -> Element | None:
+        if not all(self.domain.is_equal(extent, extents[0]) for extent in extents):
+            return None
+        indices[axis] = self.domain.divide(indices[axis], extents[0])[1]
+        return (parts[0], indices) if self._all_equal(parts, indices) else None
+
+    def stack(self, call: relax.Call, indices: list[Index]) -> Element | None:
+        """As `concat`, of parts that have no such axis."""
+        parts = getattr(resolve(call.args[0], self.lookup), "fields", ())
+        place = indices.pop(int(call.attrs.axis or 0) % len(indices))
+        if is_integer(place):
+            return parts[int(place)], indices
+        return (parts[0], indices) if self._all_equal(parts, indices) else None
+
+    def _all_equal(self, parts: Sequence[relax.Expr], indices: list[Index]) -> bool:
+        """Whether views of one tensor show the same element there."""
+        first, *others = (self._deepest(part, indices) for part in parts)
+        return all(
+            resolve(first[0], self.lookup).same_as(resolve(other[0], self.lookup))
+            and all(map(self.domain.is_equal, first[1], other[1]))
+            for other in others
+        )
+
+    def _deepest(self, tensor: relax.Expr, indices: Sequence[Index]) -> Element:
+        found: Element | None = (tensor, list(indices))
+        while found is not None:
+            tensor, indices = found
+            found = self.step(resolve(tensor, self.lookup), indices)
+        return tensor, list(indices)
 
 
 _READS = {
@@ -172,6 +209,7 @@ _READS = {
         "repeat",
         "reshape",
         "squeeze",
+        "stack",
         "strided_slice",
         "tile",
     )

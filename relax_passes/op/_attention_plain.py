@@ -24,7 +24,7 @@ def lower_plain(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     scores = _scores(bb, _reshape(bb, q, [*grouped, q.ty.shape[3]]), k, call.attrs)
     scores = _reshape(bb, scores, [batch, num_heads, num_queries, num_keys])
     scores = _mask(bb, _cap(bb, scores, call.attrs["softcap"]), call)
-    weights = _softmax(bb, scores, call.attrs["empty_row"])
+    weights = _softmax(bb, scores, call.attrs)
     weights = _cast(bb, _reshape(bb, weights, [*grouped, num_keys]), v.ty.dtype)
     out = _cast(bb, _matmul(bb, weights, v), v.ty.dtype)
     out = _reshape(bb, out, [batch, num_heads, num_queries, width])
@@ -47,14 +47,14 @@ def _without_keys(
 def _scores(
     bb: relax.BlockBuilder, q: relax.Expr, k: relax.Expr, attrs: tvm.ir.Attrs
 ) -> relax.Expr:
-    """(B, G, rows, Sk): scale · q kᵀ. Scaling half-precision q would round it a second time."""
+    """scale · q kᵀ in `scores_dtype`. Scaling half-precision q would round it a second time."""
     scale, is_wide = attrs["scale"], q.ty.dtype == _accumulator(q.ty.dtype)
     if is_wide:
         q = _scaled(bb, q, scale)
     scores = _matmul(bb, q, bb.emit(R.permute_dims(k, [0, 1, 3, 2])))
     if not is_wide:
         scores = _scaled(bb, scores, scale)
-    return _cast(bb, scores, attrs["softmax_dtype"])
+    return _cast(bb, scores, attrs["scores_dtype"])
 
 
 def _cap(bb: relax.BlockBuilder, scores: relax.Expr, softcap: float) -> relax.Expr:
@@ -102,8 +102,9 @@ def _causal_and_window(
     return masks[0] if len(masks) == 1 else bb.emit(R.logical_and(*masks))
 
 
-def _softmax(bb: relax.BlockBuilder, scores: relax.Expr, empty_row: str) -> relax.Expr:
+def _softmax(bb: relax.BlockBuilder, scores: relax.Expr, attrs: tvm.ir.Attrs) -> relax.Expr:
     """Rows of nothing but -inf are NaN after softmax, unless `empty_row` says otherwise."""
+    empty_row, scores = attrs["empty_row"], _cast(bb, scores, attrs["softmax_dtype"])
     hidden = _const(float("-inf"), scores)
     if empty_row == "uniform":
         is_hidden = bb.emit(R.equal(scores, hidden))

@@ -20,6 +20,10 @@ from relax_passes.op._register import register_op
 from sits_tvm.diagnostics import Diagnostic, SitsError
 
 NAME = "relax.sits.attention"
+ATTRIBUTES = (
+    *("scale", "causal", "window", "softcap", "empty_row"),
+    *("scores_dtype", "softmax_dtype"),
+)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _EMPTY_ROWS = ("nan", "zero", "uniform")
 
@@ -35,6 +39,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     empty_row: str = "nan",
+    scores_dtype: str | None = None,
     softmax_dtype: str | None = None,
 ) -> relax.Call:
     """Scaled dot-product attention with contiguous grouped heads.
@@ -62,8 +67,11 @@ def attention(
     empty_row : str
         The result for a query that sees no key: "nan", "zero", or "uniform" (the mean of all Sk
         values, as an additive mask of the lowest finite number gives; NaN for Sk = 0).
+    scores_dtype : str, optional
+        To which scale · q kᵀ is rounded, and in which `softcap` and masks are applied; not narrower
+        than q. Default `softmax_dtype`. T5 adds its bias to float16 scores.
     softmax_dtype : str, optional
-        Of scores, mask and softmax; not narrower than q. Default float32, for float64 q float64.
+        Of the softmax; not narrower than the scores. Default float32, for float64 q float64.
 
     Returns
     -------
@@ -76,13 +84,15 @@ def attention(
         For an attribute outside these; all of them. Shapes are checked where the call gets its
         type (`BlockBuilder.emit`, TVMScript), as a ValueError that lists all of them.
     """
+    softmax_dtype = _default_softmax_dtype(q) if softmax_dtype is None else softmax_dtype
     attributes: dict[str, Any] = {
         "scale": _default_scale(q) if scale is None else scale,
         "causal": causal,
         "window": window,
         "softcap": softcap,
         "empty_row": empty_row,
-        "softmax_dtype": _default_softmax_dtype(q) if softmax_dtype is None else softmax_dtype,
+        "scores_dtype": softmax_dtype if scores_dtype is None else scores_dtype,
+        "softmax_dtype": softmax_dtype,
     }
     problems = list(_attribute_problems(attributes))
     if problems:
@@ -117,8 +127,9 @@ def _attribute_problems(attrs: dict[str, Any]) -> Iterator[str]:
         yield f"softcap={softcap!r}: write a positive number, or 0.0 for none"
     if attrs["empty_row"] not in _EMPTY_ROWS:
         yield f"empty_row={attrs['empty_row']!r} is not one of {', '.join(_EMPTY_ROWS)}"
-    if attrs["softmax_dtype"] not in _FLOATS:
-        yield f"softmax_dtype={attrs['softmax_dtype']!r} is not one of {', '.join(_FLOATS)}"
+    for name in ("scores_dtype", "softmax_dtype"):
+        if attrs[name] not in _FLOATS:
+            yield f"{name}={attrs[name]!r} is not one of {', '.join(_FLOATS)}"
 
 
 def _is_int(value: Any) -> bool:
@@ -141,11 +152,10 @@ def _infer(call: relax.Call, _: relax.BlockBuilder) -> relax.TensorType:
 
 
 def _validate(call: relax.Call) -> None:
-    names = ("scale", "causal", "window", "softcap", "empty_row", "softmax_dtype")
-    missing = [name for name in names if call.attrs is None or name not in call.attrs]
+    missing = [name for name in ATTRIBUTES if call.attrs is None or name not in call.attrs]
     if missing:
         raise ValueError(f"R.sits.attention: no attribute {', '.join(missing)}")
-    problems = list(_attribute_problems({name: call.attrs[name] for name in names}))
+    problems = list(_attribute_problems({name: call.attrs[name] for name in ATTRIBUTES}))
     if problems:
         raise ValueError("R.sits.attention: " + "; ".join(problems))
 
@@ -162,11 +172,19 @@ def _type_problems(call: relax.Call) -> Iterator[str]:
     dtypes = {n: str(x.ty.dtype) for n, x in named.items()}
     if len(set(dtypes.values())) > 1:
         yield f"q, k, v differ in dtype: {dtypes}"
-    if _bits(call.attrs["softmax_dtype"]) < _bits(dtypes["q"]):
-        yield f"softmax_dtype {call.attrs['softmax_dtype']} is narrower than q ({dtypes['q']})"
+    yield from _narrowings(dtypes["q"], call.attrs)
     yield from _shape_problems(*(_shape(x.ty) for x in named.values()))
     if len(call.args) == 4:
         yield from _bias_problems(call)
+
+
+def _narrowings(q_dtype: str, attrs: tvm.ir.Attrs) -> Iterator[str]:
+    """From q to scores to softmax, no step may lose bits."""
+    scores_dtype, softmax_dtype = attrs["scores_dtype"], attrs["softmax_dtype"]
+    if _bits(scores_dtype) < _bits(q_dtype):
+        yield f"scores_dtype {scores_dtype} is narrower than q ({q_dtype})"
+    if _bits(softmax_dtype) < _bits(scores_dtype):
+        yield f"softmax_dtype {softmax_dtype} is narrower than scores_dtype {scores_dtype}"
 
 
 def _shape_problems(q: list | None, k: list | None, v: list | None) -> Iterator[str]:

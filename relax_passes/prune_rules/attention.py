@@ -11,11 +11,10 @@ from tvm import relax, tirx
 
 from relax_passes._tensors import shape_of
 from relax_passes.index_analysis.index_domain import Index, integer
-from relax_passes.op.attention import attention
+from relax_passes.op.attention import ATTRIBUTES, attention
 from relax_passes.prune_rules.rule import Scope
 
 ATTENTION = frozenset({"relax.sits.attention"})
-_ATTRIBUTES = ("scale", "causal", "window", "softcap", "empty_row", "softmax_dtype")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class AttentionCall:
         if any(shape_of(x) is None for x in call.args):
             return None
         scores = (*list(q.ty.shape)[:3], k.ty.shape[2])
-        attrs = {name: _plain(call.attrs[name]) for name in _ATTRIBUTES}
+        attrs = {name: _plain(call.attrs[name]) for name in ATTRIBUTES}
         return cls(q, k, v, bias, scores, attrs, scope)
 
     @property
@@ -77,7 +76,7 @@ class AttentionCall:
         bias = np.ones((), bool) if self.bias is None else self.scope.constant(self.bias)
         if bias is None:
             return None
-        lowest = float(ml_dtypes.finfo(self.attrs["softmax_dtype"]).min)
+        lowest = float(ml_dtypes.finfo(self.attrs["scores_dtype"]).min)
         shown = bias if bias.dtype == bool else bias > lowest / 2  # a sum with less may be -inf
         shown = shown.reshape((1,) * (2 - bias.ndim) + bias.shape)
         if not self.is_causal and self.window == 0:

@@ -8,6 +8,7 @@ from tvm.ir import Op, assert_structural_equal
 from tvm.relax import op as O
 
 from relax_passes.canonicalize_attention import CanonicalizeAttention
+from relax_passes.op.attention import ATTRIBUTES
 from sits_tvm.diagnostics import collect
 from sits_tvm.report import Report
 
@@ -50,9 +51,6 @@ def attention_of(mod):
     (call,) = calls
     bias = call.args[3] if len(call.args) > 3 else None
     return {**{key: call.attrs[key] for key in ATTRIBUTES}, "bias": bias, "args": call.args}
-
-
-ATTRIBUTES = ("scale", "causal", "window", "softcap", "empty_row", "softmax_dtype")
 
 
 def reason_of(mod):

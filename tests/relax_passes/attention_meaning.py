@@ -19,7 +19,7 @@ class Says:
     """The attributes of the op, derived by hand.
 
     empty_row None: no row is empty, every word is right. bias None: no bias; else the dtypes that
-    are right, "bool", "float" or "bool|float". softmax_dtype: this or wider. heads (H, G); None:
+    are right, "bool", "float" or "bool|float". The softmax is in float32. heads (H, G); None:
     several are right.
     """
 
@@ -29,7 +29,7 @@ class Says:
     softcap: float = 0.0
     empty_row: str | None = None
     bias: str | None = None
-    softmax_dtype: str = "float32"
+    scores_dtype: str = "float32"
     heads: tuple[int, int] | None = (4, 4)
 
 

@@ -70,6 +70,7 @@ def half(s, t):
 
 
 _LEARNT = Says(1.0, bias="float")
+_LEARNT_IN_HALF = Says(1.0, bias="float", scores_dtype="float16")
 _SQUARE_BIAS = with_mask(bshd, lambda s, t: normal(1, 4, s, t))
 _HALF_BIAS = with_mask(half, lambda s, t: normal(1, 4, s, t, dtype=HALF))
 
@@ -116,7 +117,7 @@ BIASED = (
         "25 T5 in half",
         t5,
         _HALF_BIAS,
-        _LEARNT,
+        _LEARNT_IN_HALF,
         Twin({"change": "sigmoid"}, "no-product"),
         heads_first,
     ),
@@ -124,7 +125,7 @@ BIASED = (
         "26 T5 in half, k and v returned",
         t5,
         _HALF_BIAS,
-        _LEARNT,
+        _LEARNT_IN_HALF,
         Twin({"change": "square"}, "weights-changed"),
         heads_first,
         knobs={"caches": True},

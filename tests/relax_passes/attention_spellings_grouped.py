@@ -29,6 +29,19 @@ def grouped_interleave(q, k, v, *, tile_v=False):
     return attend(q, k, v)
 
 
+def grouped_copies(q, k, v, *, copies, values=None):
+    """Repeats as a list of the same tensor."""
+    return attend(q, copies(k, k), copies(v, v if values is None else values(v)))
+
+
+def stacked(x, y):
+    return torch.stack([x, y], 2).flatten(1, 2)
+
+
+def concatenated(x, y):
+    return torch.cat([x.unsqueeze(2), y.unsqueeze(2)], 2).flatten(1, 2)
+
+
 def grouped_five_axes(q, k, v, *, tiled=False):
     axis = 1 if tiled else 2
     rows = q.view(2, 2, 2, q.shape[2], 8)
@@ -115,6 +128,14 @@ def _tiled(times):
     return lambda q, k, v: (q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1))
 
 
+def _flipped(x):
+    return x.flip(1)
+
+
+def _pairs(change):
+    return lambda q, k, v: (q, stacked(k, k), stacked(v, change(v)))
+
+
 OWN = torch.arange(1.0, 9).view(1, 8, 1, 1)
 _ROOT = Says(1 / ROOT)
 _ANY_HEADS = Says(1 / ROOT, heads=None)
@@ -138,6 +159,22 @@ GROUPED = (
             _ANY_HEADS,
             lambda q, k, v: (q, k.repeat_interleave(2, 1), v.repeat(1, 2, 1, 1)),
         ),
+    ),
+    Spelling(
+        "GQA: stack of the same",
+        grouped_copies,
+        grouped,
+        _GROUPED,
+        Twin({"values": torch.negative}, "layout", _ANY_HEADS, _pairs(torch.negative)),
+        knobs={"copies": stacked},
+    ),
+    Spelling(
+        "GQA: concatenation of the same",
+        grouped_copies,
+        grouped,
+        _GROUPED,
+        Twin({"values": _flipped}, "layout", _ANY_HEADS, _pairs(_flipped)),
+        knobs={"copies": concatenated},
     ),
     Spelling(
         "GQA: products of five axes",

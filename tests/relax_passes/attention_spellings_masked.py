@@ -138,7 +138,7 @@ MASKED = (
         Twin(
             {"prepare": lambda mask, dtype: mask.to(dtype)},
             "",
-            Says(1 / ROOT, empty_row="nan", bias="float", softmax_dtype="float16"),
+            Says(1 / ROOT, empty_row="nan", bias="float", scores_dtype="float16"),
             lambda *x: (*heads_first(*x[:3]), x[3].to(HALF)),
         ),
         heads_first,

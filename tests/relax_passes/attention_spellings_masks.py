@@ -35,6 +35,10 @@ def filled(q, k, v, mask, *, add=False):
     return finish(scores + mask if add else scores.masked_fill(~mask, -INF), v)
 
 
+def scaled_last(q, k, v, mask, *, fill=-INF, factor=1 / ROOT):
+    return finish((q @ k.mT).masked_fill(~mask, fill) * factor, v)
+
+
 def two_masks(q, k, v, mask, bias, *, join=torch.add):
     return finish(torch.where(mask, join(scores_of(q, k), bias), -INF), v)
 
@@ -153,6 +157,21 @@ MASKS = (
         Says(1 / ROOT, bias="float"),
         Twin({"with_sink": True}, "weights-changed"),
         lambda q, k, v, m, _: (q, k, v, m),
+    ),
+    Spelling(
+        "scaled after an infinite mask",
+        scaled_last,
+        lambda s, t: (*bhsd(s, t), visible(2, 1, s, t)),
+        Says(1 / ROOT, empty_row="nan", bias="bool"),
+        Twin({"factor": -1 / ROOT}, "scale-after-mask"),
+    ),
+    Spelling(
+        "scaled by 2 after an infinite mask",
+        scaled_last,
+        lambda s, t: (*bhsd(s, t), visible(2, 1, s, t)),
+        Says(2.0, empty_row="nan", bias="bool"),
+        Twin({"fill": -4.0}, "scale-after-mask"),
+        knobs={"factor": 2.0},
     ),
     Spelling(
         "a mask of zeros added",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from attention_meaning import (
     INF,
-    NOTHING,
     ROOT,
     Says,
     Spelling,
@@ -47,11 +46,18 @@ def parts(q, k, v, *, axis=-1, shift=True):
     return (powers / total.sum(axis, keepdim=True)) @ v
 
 
-def divided_last(q, k, v, *, total=lambda powers: powers.sum(-1, keepdim=True)):
+def divided_last(q, k, v, *, total=lambda powers: powers.sum(-1, keepdim=True), shift=True):
     """The values are summed before the division, as online softmax does."""
     scores = q @ k.mT / ROOT
-    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+    powers = torch.exp(scores - scores.amax(-1, keepdim=True) if shift else scores)
     return (powers @ v) / total(powers)
+
+
+def normalised_by_logarithm(
+    q, k, v, *, axis=-1, logarithm=lambda x, axis: torch.logsumexp(x, axis, keepdim=True)
+):
+    scores = q @ k.mT / ROOT
+    return torch.exp(scores - logarithm(scores, axis)) @ v
 
 
 def stabilised_twice(q, k, v, *, axis=-1):
@@ -102,7 +108,7 @@ SOFTMAX = (
         "half throughout",
         scaled_after_cast,
         half(torch.float16),
-        Says(1 / ROOT, softmax_dtype="float16"),
+        _ROOT,
         Twin({"weights": torch.sqrt}, "weights-changed"),
         knobs={"dtype": torch.float16},
     ),
@@ -126,14 +132,37 @@ SOFTMAX = (
         parts,
         bhsd,
         _ROOT,
-        Twin({"shift": False}, NOTHING),
+        Twin({"shift": False}, "softmax-sum"),
     ),
     Spelling(
         "division behind the values",
         divided_last,
         bhsd,
         _ROOT,
-        Twin({"total": lambda powers: powers.sum((1, 3), keepdim=True)}, NOTHING),
+        Twin({"total": lambda powers: powers.sum((1, 3), keepdim=True)}, "softmax-sum"),
+    ),
+    Spelling(
+        "division behind the values, no maximum",
+        divided_last,
+        bhsd,
+        _ROOT,
+        Twin({"total": lambda powers: powers.square().sum(-1, keepdim=True)}, "softmax-sum"),
+        knobs={"shift": False},
+    ),
+    Spelling(
+        "logsumexp subtracted",
+        normalised_by_logarithm,
+        bhsd,
+        _ROOT,
+        Twin({"axis": -2}, "softmax-axis"),
+    ),
+    Spelling(
+        "logsumexp subtracted, no maximum",
+        normalised_by_logarithm,
+        bhsd,
+        _ROOT,
+        Twin({"axis": 1}, "softmax-axis"),
+        knobs={"logarithm": lambda x, axis: x.exp().sum(axis, keepdim=True).log()},
     ),
     Spelling(
         "maximum subtracted twice",

@@ -97,8 +97,10 @@ def test_dtype_errors():
     half, single = tensor(1, 2, 3, 4, dtype="float16"), tensor(1, 2, 3, 4)
     with pytest.raises(ValueError, match="differ in dtype"):
         module(half, single, half)
-    with pytest.raises(ValueError, match="softmax_dtype float16 is narrower than q"):
-        module(single, single, single, softmax_dtype="float16")
+    with pytest.raises(ValueError, match="scores_dtype float16 is narrower than q"):
+        module(single, single, single, scores_dtype="float16")
+    with pytest.raises(ValueError, match="softmax_dtype float16 is narrower than scores_dtype"):
+        module(half, half, half, scores_dtype="float32", softmax_dtype="float16")
     with pytest.raises(ValueError, match="bias is int32; write bool"):
         module(single, single, single, tensor(3, 3, dtype="int32"))
 

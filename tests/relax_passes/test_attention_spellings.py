@@ -123,9 +123,10 @@ def problems(says: Says, found: Outcome, dtype: torch.dtype) -> list[str]:
         "window": attrs["window"] == says.window,
         "softcap": abs(attrs["softcap"] - says.softcap) < rounding,
         "empty_row": attrs["empty_row"] == says.empty_row or _no_row_is_empty(says, lengths),
-        "softmax_dtype": attrs["softmax_dtype"] in (says.softmax_dtype, "float32"),
+        "scores_dtype": attrs["scores_dtype"] == says.scores_dtype,
+        "softmax_dtype": attrs["softmax_dtype"] == "float32",
     }
-    wrong = [f"{n} {attrs[n]}, not {getattr(says, n)}" for n, ok in right.items() if not ok]
+    wrong = [f"{n} {attrs[n]}, not {getattr(says, n, None)}" for n, ok in right.items() if not ok]
     if bias not in (says.bias.split("|") if says.bias else [None]):
         wrong.append(f"bias {bias}, not {says.bias}")
     if says.heads not in (None, heads):
@@ -232,7 +233,7 @@ def _shown(found: Outcome) -> str:
     if not found.calls:
         return "; ".join(found.reasons) or NOTHING
     attrs = found.calls[0].attrs
-    usual = {"causal": None, "window": 0, "softcap": 0.0, "softmax_dtype": "float32"}
+    usual = {"causal": None, "window": 0, "softcap": 0.0, "scores_dtype": "float32"}
     said = [f"{n}={attrs[n]}" for n, value in usual.items() if attrs[n] != value]
     bias = [f"{x.ty.dtype} bias" for x in found.calls[0].args[3:]]
     return " ".join([f"scale={attrs['scale']:.4g}", *said, *bias])

@@ -150,3 +150,16 @@ def test_no_queries(keys):
     mod = module(tensor(1, 4, s, 8), tensor(1, 2, t, 8), tensor(1, 2, t, 8), causal=0)
     k = draw(1, 2, keys, 8)
     assert run_main(mod, draw(1, 4, 0, 8), k, k).shape == (1, 4, 0, 8)
+
+
+def test_scores_in_half_precision_under_a_softmax_in_single():
+    """The bias is added in float16, as T5 does: 2049 + 2 is 2052 there, 2048 + 2 is 2050."""
+    q, k, v = (draw(1, 2, 4, 8, dtype="float16", seed=n) for n in range(3))
+    q, k = np.round(q), np.round(k)
+    bias = (2048 + 8 * draw(1, 2, 4, 4, seed=4)).astype("float16")
+    given = {"scale": 1.0, "scores_dtype": "float16"}
+    types = [tensor(*x.shape, dtype="float16") for x in (q, k, v, bias)]
+    found = run_main(module(*types, **given), q, k, v, bias)
+    scores = torch.from_numpy(q) @ torch.from_numpy(k).mT + torch.from_numpy(bias)
+    want = torch.softmax(scores.float(), -1).half() @ torch.from_numpy(v)
+    np.testing.assert_allclose(found, want.numpy(), rtol=2e-3, atol=2e-3)

@@ -53,7 +53,16 @@ def multiplied_mask(bb, scores):
 
 
 def scaled_after_mask(bb, scores):
-    return bb.emit(O.multiply(masked(INF)(bb, scores), const(0.5)))
+    return bb.emit(O.multiply(masked(LOWEST)(bb, scores), const(0.5)))
+
+
+def negated_after_mask(bb, scores):
+    return bb.emit(O.negative(masked(INF)(bb, scores)))
+
+
+def scaled_after_bias(bb, scores):
+    bias = bb.emit(O.where(causal(bb), const(0.0), const(INF)))
+    return bb.emit(O.multiply(bb.emit(O.add(scores, bias)), const(0.5)))
 
 
 def tanh_after_mask(bb, scores):
@@ -69,6 +78,8 @@ def own_maximum_added(bb, scores):
     [
         (multiplied_mask, "scores-multiplied"),
         (scaled_after_mask, "scale-after-mask"),
+        (negated_after_mask, "scale-after-mask"),
+        (scaled_after_bias, "scale-after-mask"),
         (tanh_after_mask, "tanh-after-mask"),
         (masked(-1e4), "fill-not-lowest"),
         (own_maximum_added, "mask-of-scores"),
@@ -101,6 +112,14 @@ def test_softmax_over_another_axis(axis):
     assert reason_of(Mod) == "softmax-axis"
 
 
+def test_factor_after_an_infinite_mask_is_scale():
+    def steps(bb, scores):
+        return bb.emit(O.divide(masked(INF)(bb, scores), const(2.0)))
+
+    found = attention_of(block(steps))
+    assert (found["scale"], found["causal"], found["bias"]) == (0.5, 0, None)
+
+
 def test_mask_added_in_half_precision_under_a_wide_softmax():
     """In a row of nothing but hidden keys -65504 - 16 is -inf in float16, and not in float32."""
 
@@ -122,7 +141,9 @@ def test_mask_added_in_half_precision_under_a_wide_softmax():
                 R.output(y)
             return y
 
-    assert reason_of(Mod) == "mask-added-in-float16"
+    found = attention_of(Mod)
+    assert (found["scores_dtype"], found["softmax_dtype"]) == ("float16", "float32")
+    assert found["bias"].ty.dtype == "float16"
 
 
 def test_a_classifier_is_no_near_miss():
@@ -210,3 +231,49 @@ def test_an_op_sheds_repeated_heads_and_a_known_mask():
 def test_names_the_binding():
     _, (row,) = canonical(block(multiplied_mask))
     assert row.reason.endswith("a factor per head, at `lv5`")
+
+
+# Softmax without its maximum, and softmaxes that gradients read.
+
+
+def by_hand(bb, scores):
+    powers = bb.emit(O.exp(scores))
+    return bb.emit(O.divide(powers, bb.emit(O.sum(powers, axis=-1, keepdims=True))))
+
+
+@pytest.mark.parametrize(("k", "code"), [(0, None), (-1, "softmax-unstable")])
+def test_lowest_numbers_without_a_maximum(k, code):
+    """exp(lowest) is 0: a row of nothing else divides by 0, where the op takes the mean."""
+    bb = relax.BlockBuilder()
+    x = [relax.Var(n, relax.TensorType((2, 4, 6, 8), "float32")) for n in "qkv"]
+    with bb.function("main", x):
+        with bb.dataflow():
+            scores = bb.emit(O.matmul(x[0], bb.emit(O.permute_dims(x[1], [0, 1, 3, 2]))))
+            shown = causal(bb, columns=6, k=k)
+            scores = bb.emit(O.where(shown, scores, const(LOWEST)))
+            out = bb.emit_output(O.matmul(by_hand(bb, scores), x[2]))
+        bb.emit_func_output(out)
+    if code is None:
+        assert attention_of(bb.get())["causal"] == 0
+    else:
+        assert reason_of(bb.get()) == code
+
+
+def test_softmaxes_that_gradients_read_are_one_row():
+    @I.ir_module
+    class Mod:
+        @R.function
+        def main(q: R.Tensor((1, 2, 6, 8), "float32"), k: R.Tensor((1, 2, 6, 8), "float32")):
+            with R.dataflow():
+                kt = R.permute_dims(k, axes=[0, 1, 3, 2])
+                first = R.matmul(R.nn.softmax(R.matmul(q, kt), axis=-1), k)
+                second = R.matmul(R.nn.softmax(R.matmul(first, kt), axis=-1), k)
+                loss = R.sum(second)
+                R.output(loss)
+            return loss
+
+    after, rows = canonical(relax.transform.Gradient("main")(Mod))
+    assert after["main"].script().count("R.sits.attention") == 2
+    found = [row for row in rows if row.function == "main_adjoint"]
+    assert [row.recognised for row in found] == [False]
+    assert found[0].reason.startswith("weights-of-gradients: gradients read the weights of 2")
