@@ -123,8 +123,8 @@ class _Canonicalizer(PyExprMutator):
                 self.plans[found.result] = found
             except NearMiss as missed:
                 misses.append((var, missed))
-        for var, missed in without_gradients(misses) if is_adjoint(mod, function) else misses:
-            self.note_near_miss(var, missed)
+        for block, near in without_gradients(misses) if is_adjoint(mod, function) else misses:
+            self.note_near_miss(block, near)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.current = binding.var

@@ -48,10 +48,12 @@ def _ours(graph: Graph, result: relax.Var, call: relax.Call) -> Plan:
     points = Points(graph)
     placed = _place(points, result, call.args, (0, 1, 2, 3), mask_dtype)
     numbers = float(attrs["scale"]), float(attrs["softcap"])
-    scores_dtypes, softmax_dtype = (str(attrs["scores_dtype"]),), str(attrs["softmax_dtype"])
-    dtypes = dtype_of(call.args[0]), scores_dtypes, softmax_dtype
+    scores_dtype, softmax_dtype = str(attrs["scores_dtype"]), str(attrs["softmax_dtype"])
+    dtype = dtype_of(call.args[0])
     masking = None if reads_mask else given
-    return Plan(result, placed, *numbers, zero_rows, *dtypes, masking, call)
+    return Plan(
+        result, placed, *numbers, zero_rows, dtype, (scores_dtype,), softmax_dtype, masking, call
+    )
 
 
 def _tvm(graph: Graph, result: relax.Var, name: str, call: relax.Call) -> Plan:

@@ -107,8 +107,10 @@ def _summed(
     total = Element(call.args[0], log.indices)
     *_, deepest = points.chain(total)
     name, call = graph.call(deepest.tensor)
-    power = call.args[0] if name == "sum" else None
-    name, exp = graph.call(power) if power is not None else ("", None)
+    if name != "sum":
+        return None
+    power = call.args[0]
+    name, exp = graph.call(power)
     if name != "exp" or not _is_shifted(points, whole, exp.args[0], shift):
         return None
     return total, Element(power, whole.indices)

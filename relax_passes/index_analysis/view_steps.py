@@ -145,10 +145,12 @@ class ViewSteps:
         """Where the place is proved to lie in one of the parts, or all parts are the same."""
         parts = resolve(call.args[0], self.lookup)
         axis = int(call.attrs.axis or 0) % len(indices)
-        dims = [shape_of(part) for part in getattr(parts, "fields", ())]
-        if not dims or any(shape is None for shape in dims):
+        if not isinstance(parts, relax.Tuple):
             return None
-        extents = [shape[axis] for shape in dims]
+        dims = [shape_of(part) for part in parts.fields]
+        extents = [shape[axis] for shape in dims if shape is not None]
+        if len(extents) < len(dims):
+            return None
         self.domain.note_shape(extents)
         found = self._part(parts.fields, extents, axis, list(indices))
         return found or self._equal_part(parts.fields, extents, axis, list(indices))
@@ -183,11 +185,11 @@ class ViewSteps:
 
     def _all_equal(self, parts: Sequence[relax.Expr], indices: list[Index]) -> bool:
         """Whether views of one tensor show the same element there."""
-        first, *others = (self._deepest(part, indices) for part in parts)
+        first, place = self._deepest(parts[0], indices)
+        others = [self._deepest(part, indices) for part in parts[1:]]
         return all(
-            resolve(first[0], self.lookup).same_as(resolve(other[0], self.lookup))
-            and all(map(self.domain.is_equal, first[1], other[1]))
-            for other in others
+            other.same_as(first) and all(map(self.domain.is_equal, place, at))
+            for other, at in others
         )
 
     def _deepest(self, tensor: relax.Expr, indices: Sequence[Index]) -> Element:
@@ -195,7 +197,7 @@ class ViewSteps:
         while found is not None:
             tensor, indices = found
             found = self.step(resolve(tensor, self.lookup), indices)
-        return tensor, list(indices)
+        return resolve(tensor, self.lookup), list(indices)
 
 
 _READS = {

@@ -1,0 +1,68 @@
+"""Softmax by hand, in half precision, and in backward functions."""
+
+import pytest
+from attention_blocks import LOWEST, attention_of, canonical, causal, const, reason_of
+from tvm import relax
+from tvm.relax import op as O
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+
+def by_hand(bb, scores):
+    powers = bb.emit(O.exp(scores))
+    return bb.emit(O.divide(powers, bb.emit(O.sum(powers, axis=-1, keepdims=True))))
+
+
+@pytest.mark.parametrize(("k", "code"), [(0, None), (-1, "softmax-unstable")])
+def test_lowest_numbers_without_a_maximum(k, code):
+    """exp(lowest) is 0: a row of nothing else divides by 0, where the op takes the mean."""
+    bb = relax.BlockBuilder()
+    x = [relax.Var(n, relax.TensorType((2, 4, 6, 8), "float32")) for n in "qkv"]
+    with bb.function("main", x):
+        with bb.dataflow():
+            scores = bb.emit(O.matmul(x[0], bb.emit(O.permute_dims(x[1], [0, 1, 3, 2]))))
+            shown = causal(bb, columns=6, k=k)
+            scores = bb.emit(O.where(shown, scores, const(LOWEST)))
+            out = bb.emit_output(O.matmul(by_hand(bb, scores), x[2]))
+        bb.emit_func_output(out)
+    if code is None:
+        assert attention_of(bb.get())["causal"] == 0
+    else:
+        assert reason_of(bb.get()) == code
+
+
+def test_softmaxes_that_gradients_read_are_one_row():
+    @I.ir_module
+    class Mod:
+        @R.function
+        def main(q: R.Tensor((1, 2, 6, 8), "float32"), k: R.Tensor((1, 2, 6, 8), "float32")):
+            with R.dataflow():
+                kt = R.permute_dims(k, axes=[0, 1, 3, 2])
+                first = R.matmul(R.nn.softmax(R.matmul(q, kt), axis=-1), k)
+                second = R.matmul(R.nn.softmax(R.matmul(first, kt), axis=-1), k)
+                loss = R.sum(second)
+                R.output(loss)
+            return loss
+
+    after, rows = canonical(relax.transform.Gradient("main")(Mod))
+    assert after["main"].script().count("R.sits.attention") == 2
+    found = [row for row in rows if row.function == "main_adjoint"]
+    assert [row.recognised for row in found] == [False]
+    assert found[0].reason.startswith("weights-of-gradients: gradients read the weights of 2")
+
+
+def test_lowest_number_added_to_float16_scores_does_not_absorb_them():
+    """-65504 - 17 is -inf there: no row of nothing else is surely uniform."""
+    bb = relax.BlockBuilder()
+    x = [relax.Var(n, relax.TensorType((2, 4, 6, 8), "float16")) for n in "qkv"]
+    with bb.function("main", x):
+        with bb.dataflow():
+            scores = bb.emit(O.matmul(x[0], bb.emit(O.permute_dims(x[1], [0, 1, 3, 2]))))
+            shown = causal(bb, columns=6, k=-1)
+            zero, lowest = const(0.0, "float16"), const(-65504.0, "float16")
+            scores = bb.emit(O.add(scores, bb.emit(O.where(shown, zero, lowest))))
+            out = bb.emit_output(O.matmul(bb.emit(O.nn.softmax(scores)), x[2]))
+        bb.emit_func_output(out)
+    found = attention_of(bb.get())
+    assert (found["causal"], found["empty_row"], found["scores_dtype"]) == (None, "nan", "float16")
+    assert found["bias"].ty.dtype == "float16"
