@@ -147,11 +147,12 @@ class ViewSteps:
         axis = int(call.attrs.axis or 0) % len(indices)
         if not isinstance(parts, relax.Tuple):
             return None
-        dims = [shape_of(part) for part in parts.fields]
-        extents = [shape[axis] for shape in dims if shape is not None]
-        if len(extents) < len(dims):
+        dims = [dims for part in parts.fields if (dims := shape_of(part)) is not None]
+        if len(dims) < len(parts.fields):
             return None
-        self.domain.note_shape(extents)
+        for shape in dims:
+            self.domain.note_shape(shape)
+        extents = [shape[axis] for shape in dims]
         found = self._part(parts.fields, extents, axis, list(indices))
         return found or self._equal_part(parts.fields, extents, axis, list(indices))
 
@@ -177,27 +178,28 @@ class ViewSteps:
 
     def stack(self, call: relax.Call, indices: list[Index]) -> Element | None:
         """As `concat`, of parts that have no such axis."""
-        parts = getattr(resolve(call.args[0], self.lookup), "fields", ())
+        parts = resolve(call.args[0], self.lookup)
+        if not isinstance(parts, relax.Tuple):
+            return None
         place = indices.pop(int(call.attrs.axis or 0) % len(indices))
         if is_integer(place):
-            return parts[int(place)], indices
-        return (parts[0], indices) if self._all_equal(parts, indices) else None
+            return parts.fields[int(place)], indices
+        return (parts.fields[0], indices) if self._all_equal(parts.fields, indices) else None
 
     def _all_equal(self, parts: Sequence[relax.Expr], indices: list[Index]) -> bool:
         """Whether views of one tensor show the same element there."""
-        first, place = self._deepest(parts[0], indices)
-        others = [self._deepest(part, indices) for part in parts[1:]]
-        return all(
-            other.same_as(first) and all(map(self.domain.is_equal, place, at))
-            for other, at in others
+        tensors, places = zip(*(self._deepest(part, indices) for part in parts), strict=True)
+        is_equal = self.domain.is_equal
+        return all(tensor.same_as(tensors[0]) for tensor in tensors) and all(
+            all(map(is_equal, places[0], place)) for place in places[1:]
         )
 
     def _deepest(self, tensor: relax.Expr, indices: Sequence[Index]) -> Element:
-        found: Element | None = (tensor, list(indices))
-        while found is not None:
-            tensor, indices = found
-            found = self.step(resolve(tensor, self.lookup), indices)
-        return resolve(tensor, self.lookup), list(indices)
+        """The last element of the chain of views, in what computes its tensor."""
+        place = list(indices)
+        while (below := self.step(resolve(tensor, self.lookup), place)) is not None:
+            tensor, place = below
+        return resolve(tensor, self.lookup), place
 
 
 _READS = {
