@@ -19,7 +19,7 @@ class Says:
     """The attributes of the op, derived by hand.
 
     empty_row None: no row is empty, every word is right. bias None: no bias; else the dtypes that
-    are right, "bool", "float" or "bool|float". The softmax is in float32. heads (H, G); None:
+    are right, "bool", "float" or "bool|float". scores_dtype: this or float32. heads (H, G); None:
     several are right.
     """
 
