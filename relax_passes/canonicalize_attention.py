@@ -103,6 +103,8 @@ def blocks(graph: Graph) -> Iterator[tuple[relax.Var, Callable[[], Plan]]]:
     """Where attention may be, and how to plan it: softmax between products, and ops."""
     for binding in graph.bindings:
         var = binding.var
+        if graph.is_copy(var):
+            continue
         if is_attention(graph, var):
             yield var, partial(plan_call, graph, var)
         elif (softmax := softmax_of(graph, var)) is not None:

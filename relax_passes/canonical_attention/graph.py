@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tvm
 from tvm import relax
 
-from relax_passes._adjoint import bindings_of, used_vars
+from relax_passes._adjoint import used_vars
 from relax_passes._values import Values
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -40,18 +40,25 @@ class Graph(Values):
 
     def __init__(self, func: relax.Function) -> None:
         super().__init__(func)
-        self.bindings = bindings_of(func)
+        self.bindings: list[relax.Binding] = []
         self.readers: dict[relax.Var, list[relax.Binding]] = {}
+        self.results: set[relax.Var] = set()
+        for body in _bodies(func.body):
+            self.results.update(relax.analysis.free_vars(body.body))
+            for block in body.blocks:
+                self.bindings += block.bindings
         for binding in self.bindings:
-            value = binding.input if isinstance(binding, relax.MatchCast) else binding.value
-            for var in set(used_vars(value)):
+            value = binding.value
+            for var in set(used_vars(value.cond if isinstance(value, relax.If) else value)):
                 self.readers.setdefault(var, []).append(binding)
-        self.results = set(relax.analysis.free_vars(func.body.body))
 
     def only_reader(self, var: relax.Var) -> relax.Binding | None:
         """The one binding that reads `var`, or None for another number or a result."""
         readers = self.readers.get(var, [])
         return readers[0] if len(readers) == 1 and var not in self.results else None
+
+    def is_copy(self, var: relax.Var) -> bool:
+        return isinstance(self.bound.get(var), relax.Var)
 
     def fill(self, expr: relax.Expr) -> float | None:
         """The number that all elements of `expr` are, also of full_like and scalar arithmetic."""
@@ -65,6 +72,16 @@ class Graph(Values):
             known = [number for number in numbers if number is not None]
             return _computed(name, known) if len(known) == len(numbers) else None
         return self.number(expr)
+
+
+def _bodies(body: relax.SeqExpr) -> Iterator[relax.SeqExpr]:
+    """A body and those of the branches in it."""
+    yield body
+    for block in body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from _bodies(binding.value.true_branch)
+                yield from _bodies(binding.value.false_branch)
 
 
 _ARITHMETIC: dict[str, Callable[..., float]] = {

@@ -154,7 +154,8 @@ class MaskReader:
         is_full = every_row_sees_a_key(together, self.shape)
         lowest = [one.is_lowest for one in seen]
         later_sums = any(one.is_lowest and one.mask.fill is None for one in seen[1:])
-        if not is_full and any(lowest) and (not all(lowest) or later_sums):
+        differ = len({one.fill for one in seen}) > 1  # a row of both shows the keys of the higher
+        if not is_full and any(lowest) and (differ or later_sums):
             return None
         bounds = bounds_of(together, self.shape)
         if bounds is None:
@@ -217,13 +218,17 @@ class MaskReader:
                 total = self._added(total, one)
                 continue
             before = relax.const(0.0, self.dtype) if total is None else total
-            lowest = float(ml_dtypes.finfo(self.dtype).min)
-            fill = relax.const(lowest if one.is_lowest else -math.inf, self.dtype)
+            fill = relax.const(self._absorbing(one), self.dtype)
             total = self.bb.emit(R.where(self._condition(one), before, fill))
         assert total is not None
         added = replace(seen[-1].mask, fill=None, sign=1, dtype=self.dtype)
         whole = self._as_visibility([self._see(added, total)])
         return whole or Masking(bias=total, empty_row=self._empty_row(False), proof=_names(seen))
+
+    def _absorbing(self, one: _Seen) -> float:
+        """What float16 hides with does not absorb scores in a wider dtype: its lowest does."""
+        is_narrow = one.is_lowest and one.fill > _ABSORBS
+        return float(ml_dtypes.finfo(self.dtype).min) if is_narrow else one.fill
 
     def _emitted(self, tensor: relax.Expr) -> relax.Expr:
         return tensor if isinstance(tensor, relax.Var) else self.bb.emit(tensor)

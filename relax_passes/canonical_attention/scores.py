@@ -46,7 +46,8 @@ class Mask:
 class Scores:
     """masks(scale · product), or masks(bound · tanh(scale · product)), masks in order.
 
-    `element` says which element of the product one score is.
+    `element` says which element of the product one score is; `is_shifted`, that the maximum of
+    each row was subtracted, which softmax does not notice.
     """
 
     product: Product
@@ -54,6 +55,7 @@ class Scores:
     scale: float = 1.0
     bound: float | None = None
     masks: tuple[Mask, ...] = ()
+    is_shifted: bool = False
 
 
 class ScoreReader:
@@ -152,8 +154,9 @@ class ScoreReader:
 
     def _tanh(self, call: relax.Call, element: Element) -> Scores:
         scores = self._below(element, call.args[0])
-        if scores.masks or scores.bound is not None:
-            what = "a mask" if scores.masks else "another tanh"
+        what = "a mask" if scores.masks else "another tanh" if scores.bound is not None else ""
+        if what or scores.is_shifted:
+            what = what or "their maximum is subtracted"
             raise NearMiss("tanh-after-mask", f"tanh of scores after {what}", element.tensor)
         return replace(scores, bound=1.0)
 
@@ -169,7 +172,7 @@ class ScoreReader:
         scores = self._below(element, left)
         row = broadcast_element(right, element)
         if self.points.reduces("max", row, replace(element, tensor=left), self.axis):
-            return scores  # a stabilisation that softmax does itself
+            return replace(scores, is_shifted=True)  # a stabilisation that softmax does itself
         return self._masked(scores, element, right, sign=-1)
 
     def _where(self, call: relax.Call, element: Element) -> Scores:

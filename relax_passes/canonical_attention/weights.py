@@ -139,7 +139,7 @@ class WeightReader:
         """Whether nothing but the function's result is made of it."""
         readers = [binding.var for binding in self.graph.readers.get(var, ())]
         name, _ = self.graph.call(var)
-        if name not in ("", "astype", *_VIEWS):
+        if name not in ("", "astype", *_VIEWS) and not self.graph.is_copy(var):
             return False
         is_result = var in self.graph.results
         return (is_result or bool(readers)) and all(map(self._is_returned, readers))
@@ -162,7 +162,9 @@ class WeightReader:
             self.origin = self.points.at(Element(reader, self.origin), moved).indices
             self.own = own
             return
-        if name == "where":
+        if self.graph.is_copy(reader):
+            pass
+        elif name == "where":
             self._guard(call, reader)
         elif not (name == "astype" and dtype_of(reader) in FLOATS) and not self._is_one(call):
             message = f"weights go through R.{name}" if name else "weights go into a tuple"

@@ -148,6 +148,8 @@ _OPS: dict[str, Callable] = {
     "flip": lambda attrs, x: x.flip(int(attrs.axis)),
     "full": lambda attrs, shape, value: value.expand(shape),
     "zeros": lambda attrs, shape: torch.zeros(shape, dtype=_dtype(attrs)),
+    "ones": lambda attrs, shape: torch.ones(shape, dtype=_dtype(attrs)),
+    "tril": lambda attrs, x, diagonal: torch.tril(x, diagonal),
     "zeros_like": lambda attrs, x: torch.zeros_like(x),
     "sits.attention": _attention,
 }

@@ -1,17 +1,20 @@
 """Masks as causal offset, window and bias, and what a row that shows no key gives."""
 
 import pytest
+import torch
 import tvm
 from attention_blocks import (
     INF,
     LOWEST,
     attention_of,
     block,
+    canonical,
     causal,
     const,
     masked,
     reason_of,
 )
+from relax_interpreter import evaluate
 from small_modules import one_function
 from tvm import relax
 from tvm.relax import op as O
@@ -90,6 +93,28 @@ def test_masks_of_both_kinds_that_leave_one_are_one():
 
     found = attention_of(block(steps))
     assert (found["causal"], found["empty_row"], found["bias"]) == (-2, "uniform", None)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(LOWEST, -1e30), (-1e30, LOWEST)])
+def test_masks_of_different_lowest_numbers_are_one_float_bias(inner, outer):
+    """Row 0 shows no key: only those with the higher number have weight."""
+
+    def steps(bb, scores):
+        return masked(outer, k=-2)(bb, masked(inner, k=-1)(bb, scores))
+
+    before = block(steps)
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, n, 8) for n in (6, 7, 7)]
+    after, _ = canonical(before)
+    torch.testing.assert_close(evaluate(after, inputs), evaluate(before, inputs))
+
+
+def test_tanh_of_scores_less_their_maximum_is_no_softcap():
+    def steps(bb, scores):
+        highest = bb.emit(O.max(scores, axis=-1, keepdims=True))
+        return bb.emit(O.tanh(bb.emit(O.subtract(scores, highest))))
+
+    assert reason_of(block(steps)) == "tanh-after-mask"
 
 
 def test_a_bool_added_as_a_number_is_a_bias():
