@@ -14,6 +14,7 @@ from tvm.target import Target
 from relax_passes._map_functions import map_functions
 from relax_passes.op._attention_plain import lower_plain
 from sits_tvm.diagnostics import Diagnostic, emit
+from sits_tvm.report import LoweredAttention, Report
 from tir_schedules.attention import attention_kernel
 
 
@@ -73,20 +74,23 @@ class LowerAttention:
     ----------
     target : Target, optional
         Whose kernels to use. Default: none, plain ops everywhere.
+    report : Report, optional
+        Gets a row in `lowered_attention` per attention: its kernel, or why it became plain ops.
     """
 
-    def __init__(self, target: Target | None = None) -> None:
+    def __init__(self, target: Target | None = None, report: Report | None = None) -> None:
         self.target = target
+        self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Lowerer(mod, self.target).run()
+        return _Lowerer(mod, self.target, self.report).run()
 
 
 @mutator
 class _Lowerer(PyExprMutator):
-    def __init__(self, mod: IRModule, target: Target | None) -> None:
+    def __init__(self, mod: IRModule, target: Target | None, report: Report) -> None:
         super().__init__(mod)
-        self.mod, self.target = mod, target
+        self.mod, self.target, self.rows = mod, target, report.lowered_attention
         self.function, self.binding = "", ""
         self.kernels: list[tuple[relax.Call, relax.GlobalVar]] = []
 
@@ -119,13 +123,20 @@ class _Lowerer(PyExprMutator):
         call = self.builder_.normalize(call)
         made = [kernel for other, kernel in self.kernels if _takes_same_kernel(call, other)]
         kernel = made[0] if made else self._make_kernel(call)
-        return None if kernel is None else relax.call_tir(kernel, list(call.args), call.ty)
+        if kernel is None:
+            return None
+        self._note(kernel=kernel.name_hint)
+        return relax.call_tir(kernel, list(call.args), call.ty)
+
+    def _note(self, kernel: str = "", reason: str = "") -> None:
+        self.rows.append(LoweredAttention(self.function, self.binding, kernel, reason))
 
     def _make_kernel(self, call: relax.Call) -> relax.GlobalVar | None:
         kernel = attention_kernel(call, self.target)
         if isinstance(kernel, tirx.PrimFunc):
             self.kernels.append((call, self.builder_.add_func(kernel, "attention")))
             return self.kernels[-1][1]
+        self._note(reason=kernel)
         where = {"function": self.function, "binding": self.binding}
         emit(Diagnostic.note("attention-plain", f"lowered to plain ops: {kernel}", **where))
         return None

@@ -120,12 +120,12 @@ def run_on_host(mod: IRModule) -> Run:
     return on_host(mod, compile_)
 
 
-def kernel_passes(target: Target) -> list[Pass]:
+def kernel_passes(target: Target, report: Report | None = None) -> list[Pass]:
     """Phase 2: from Relax ops to scheduled PrimFuncs."""
     on_cpu = target.kind.name == "llvm"
     return [
         passes.BoundTakeIndices(),
-        passes.LowerAttention(target),
+        passes.LowerAttention(target, report),
         passes.WidenBfloat16Ops(),
         passes.SplitSharedOperands(),
         relax.transform.FuseTransposeMatmul(),
@@ -175,7 +175,7 @@ def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Rep
     """Phase 2. Fills `report.kernels`; raises SitsError with every error that the passes emit."""
     if target.kind.name == "cuda":
         load_tensor_intrinsics()
-    mod = _run("2_kernels", kernel_passes(target), mod, target, config, report)
+    mod = _run("2_kernels", kernel_passes(target, report), mod, target, config, report)
     report.kernels = [
         _kernel(gvar.name_hint, func)
         for gvar, func in mod.functions_items()

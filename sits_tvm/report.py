@@ -57,6 +57,16 @@ class AttentionRewrite:
 
 
 @dataclass(frozen=True)
+class LoweredAttention:
+    """An attention in the compiled module: by the fused `kernel`, or in plain ops and why."""
+
+    function: str
+    binding: str
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RewriteCheck:
     """What `Config.verify` measured where a pass computes `binding` in another way.
 
@@ -149,6 +159,7 @@ class Report:
     attention: list[AttentionSite] = field(default_factory=list)
     attention_rewrites: list[AttentionRewrite] = field(default_factory=list)
     rewrite_checks: list[RewriteCheck] = field(default_factory=list)
+    lowered_attention: list[LoweredAttention] = field(default_factory=list)
     quantize_sites: list[QuantizeSite] = field(default_factory=list)
     gradients: list[GradientSummary] = field(default_factory=list)
     passes: list[PassRun] = field(default_factory=list)
@@ -201,6 +212,7 @@ _ROWS: dict[str, type] = {
     "attention": AttentionSite,
     "attention_rewrites": AttentionRewrite,
     "rewrite_checks": RewriteCheck,
+    "lowered_attention": LoweredAttention,
     "quantize_sites": QuantizeSite,
     "gradients": GradientSummary,
     "passes": PassRun,

@@ -70,6 +70,13 @@ def report_tables(report: Report) -> Iterator[Table]:
                 for r in report.rewrite_checks
             ],
         )
+    if report.lowered_attention:
+        rows = report.lowered_attention
+        yield (
+            f"attention lowered: {sum(bool(r.kernel) for r in rows)} of {len(rows)} fused",
+            ["function", "binding", "kernel", "reason"],
+            [[r.function, r.binding, r.kernel or "plain ops", r.reason] for r in rows],
+        )
     if report.quantize_sites:
         yield (
             f"quantization: {sum(s.fixed for s in report.quantize_sites)} of "

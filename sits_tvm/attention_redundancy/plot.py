@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 def plot(result: AttentionRedundancy) -> Any:
     """Four panels over the attentions of a function."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
     for panel, axis in zip((_ranks, _importance, _similarity, _mass), axes.flat, strict=True):
         panel(result, axis)
+        for one in (axis.xaxis, axis.yaxis):
+            if one.get_label_text() in ("attention", "head"):
+                one.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.suptitle(f"{result.function}: redundancy of attention; nothing was changed")
     return figure
 

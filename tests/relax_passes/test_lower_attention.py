@@ -15,7 +15,7 @@ from tvm.script import relax as R
 import sits_tvm
 from relax_passes.lower_attention import LowerAttention
 from relax_passes.op import attention
-from sits_tvm import parse_target
+from sits_tvm import Report, parse_target
 from sits_tvm.diagnostics import collect
 
 
@@ -162,3 +162,26 @@ def test_kernel_and_plain_ops_agree_in_a_build(dtype):
         results.append(vm["main"](*map(tvm.runtime.tensor, arrays)).numpy().astype("float32"))
     np.testing.assert_allclose(*results, atol=1e-6 if dtype == "float32" else 2e-2)
     assert families == [True, False]
+
+
+def test_the_report_has_a_row_per_attention():
+    """Two that share a kernel, and one that no kernel takes."""
+    single, double = (relax.TensorType((1, 2, 3, 8), dtype) for dtype in ("float32", "float64"))
+    q, w = relax.Var("q", single), relax.Var("w", double)
+    bb = relax.BlockBuilder()
+    with bb.function("main", [q, w]):
+        with bb.dataflow():
+            first = bb.emit(attention(q, q, q))
+            second = bb.emit(attention(first, q, q))
+            third = bb.emit(attention(w, w, w))
+            out = bb.emit_output(relax.Tuple([second, third]))
+        bb.emit_func_output(out)
+    report = Report()
+    LowerAttention(parse_target("llvm"), report)(bb.get())
+    reason = "q, k and v are float64; the kernel takes float16, bfloat16, float32"
+    rows = [(row.binding, row.kernel, row.reason) for row in report.lowered_attention]
+    names = [first.name, second.name, third.name]
+    found = zip(names, ["attention", "attention", ""], ["", "", reason], strict=True)
+    assert rows == list(found)
+    assert "attention lowered: 2 of 3 fused" in str(report)
+    assert Report.from_json(report.to_json()).lowered_attention == report.lowered_attention

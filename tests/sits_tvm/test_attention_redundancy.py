@@ -120,7 +120,12 @@ def test_prints_that_nothing_was_changed_and_is_json(measured):
 def test_plots(measured):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    assert len(measured[0].plot().axes) == 5
+    figure = measured[0].plot()
+    figure.canvas.draw()
+    assert len(figure.axes) == 5
+    ranks, heads = figure.axes[:2]
+    for axis in (ranks.xaxis, heads.xaxis, heads.yaxis):
+        assert all(float(tick).is_integer() for tick in axis.get_ticklocs())
 
 
 def test_without_inputs_the_weights_alone(rng):
