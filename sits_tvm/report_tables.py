@@ -71,11 +71,11 @@ def report_tables(report: Report) -> Iterator[Table]:
             ],
         )
     if report.lowered_attention:
-        rows = report.lowered_attention
+        lowered = report.lowered_attention
         yield (
-            f"attention lowered: {sum(bool(r.kernel) for r in rows)} of {len(rows)} fused",
+            f"attention lowered: {sum(bool(r.kernel) for r in lowered)} of {len(lowered)} fused",
             ["function", "binding", "kernel", "reason"],
-            [[r.function, r.binding, r.kernel or "plain ops", r.reason] for r in rows],
+            [[r.function, r.binding, r.kernel or "plain ops", r.reason] for r in lowered],
         )
     if report.quantize_sites:
         yield (

@@ -26,7 +26,10 @@ _FEW_ROWS = 8
 
 
 def cpu_attention(spec: AttentionSpec, target: Target) -> tirx.PrimFunc:
-    """The kernel for an llvm target, of `AttentionSpec.arguments`."""
+    """The kernel for an llvm target, of `AttentionSpec.arguments`.
+
+    Offset and window skip tiles of keys that they hide; a bias, also a bool one, skips none.
+    """
     attrs = {"s_tir": True, "tirx.noalias": True}
     signature = tirx.PrimFunc(spec.arguments, tirx.Evaluate(0)).with_attr(attrs)
     return with_emitted_body(signature, lambda: _any_rows(spec, target))

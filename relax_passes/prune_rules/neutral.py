@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm import relax
 from tvm_ffi import structural_equal
 
@@ -16,11 +18,12 @@ _UNIT = {"relax.multiply": 1.0, "relax.divide": 1.0, "relax.add": 0.0, "relax.su
 def _look_at_arithmetic(call: relax.Call, scope: Scope) -> Outcome | None:
     name, unit = call.op.name, _UNIT[call.op.name]
     if name == "relax.add" and "int" not in str(getattr(call.ty, "dtype", "")):
-        return None  # -0.0 + 0.0 is +0.0
+        return None  # -0.0 + 0.0 is +0.0, and so is -0.0 - (-0.0)
     sides = [(0, 1)] if name in ("relax.divide", "relax.subtract") else [(0, 1), (1, 0)]
     for kept, other in sides:
         x = call.args[kept]
-        if structural_equal(x.ty, call.ty) and scope.number(call.args[other]) == unit:
+        number = scope.number(call.args[other])
+        if structural_equal(x.ty, call.ty) and number == unit and math.copysign(1.0, number) > 0.0:
             word = name.removeprefix("relax.")
             return Outcome(f"{word} of {names([x])} and {unit:g} is {names([x])}", x)
     return None

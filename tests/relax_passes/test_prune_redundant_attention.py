@@ -125,6 +125,7 @@ def test_neutral_operations_go(name, dtype):
 NOT_NEUTRAL = {
     "1 over": (lambda x: R.divide(relax.const(1.0), x), "float32"),
     "0 minus": (lambda x: R.subtract(relax.const(0.0), x), "float32"),
+    "minus -0, of -0": (lambda x: R.subtract(x, relax.const(-0.0)), "float32"),
     "0 plus, of -0": (lambda x: R.add(x, relax.const(0.0)), "float32"),
     "nearly 1": (lambda x: R.multiply(x, relax.const(1.0000001)), "float32"),
     "not all 1": (
