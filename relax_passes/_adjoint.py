@@ -100,6 +100,16 @@ def bindings_of(func: relax.Function) -> list[relax.Binding]:
     return [binding for block in func.body.blocks for binding in block.bindings]
 
 
+def bodies_of(body: relax.SeqExpr) -> Iterator[relax.SeqExpr]:
+    """A body and those of the branches in it."""
+    yield body
+    for block in body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from bodies_of(binding.value.true_branch)
+                yield from bodies_of(binding.value.false_branch)
+
+
 def used_vars(value: relax.Expr) -> Iterator[relax.Var]:
     """The variables that an expression of normal form reads."""
     if isinstance(value, relax.Var):

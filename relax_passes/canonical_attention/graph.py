@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import tvm
 from tvm import relax
 
-from relax_passes._adjoint import used_vars
+from relax_passes._adjoint import bodies_of, used_vars
 from relax_passes._values import Values
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -43,7 +43,7 @@ class Graph(Values):
         self.bindings: list[relax.Binding] = []
         self.readers: dict[relax.Var, list[relax.Binding]] = {}
         self.results: set[relax.Var] = set()
-        for body in _bodies(func.body):
+        for body in bodies_of(func.body):
             self.results.update(relax.analysis.free_vars(body.body))
             for block in body.blocks:
                 self.bindings += block.bindings
@@ -72,16 +72,6 @@ class Graph(Values):
             known = [number for number in numbers if number is not None]
             return _computed(name, known) if len(known) == len(numbers) else None
         return self.number(expr)
-
-
-def _bodies(body: relax.SeqExpr) -> Iterator[relax.SeqExpr]:
-    """A body and those of the branches in it."""
-    yield body
-    for block in body.blocks:
-        for binding in block.bindings:
-            if isinstance(binding.value, relax.If):
-                yield from _bodies(binding.value.true_branch)
-                yield from _bodies(binding.value.false_branch)
 
 
 _ARITHMETIC: dict[str, Callable[..., float]] = {

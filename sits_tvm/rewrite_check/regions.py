@@ -9,7 +9,7 @@ import tvm
 import tvm_ffi
 from tvm import IRModule, relax, tirx
 
-from relax_passes._adjoint import bindings_of, used_vars
+from relax_passes._adjoint import bodies_of, used_vars
 
 Bindings = dict[relax.Var, relax.Expr]
 
@@ -46,12 +46,19 @@ def changed_regions(before: relax.Function, after: relax.Function) -> list[Regio
 
 
 def _bindings(func: relax.Function) -> Bindings:
-    return {b.var: b.value for b in bindings_of(func) if isinstance(b, relax.VarBinding)}
+    blocks = (block for body in bodies_of(func.body) for block in body.blocks)
+    bindings = (b for block in blocks for b in block.bindings)
+    return {b.var: b.value for b in bindings if isinstance(b, relax.VarBinding)}
 
 
 def _read(value: relax.Expr) -> Iterator[relax.Var]:
     """The tensors that a value reads; not the symbolic dimensions."""
     return (var for var in used_vars(value) if not isinstance(var.ty, tvm.ir.PrimType))
+
+
+def _read_here(value: relax.Expr) -> Iterator[relax.Var]:
+    """The same outside of branches, whose bindings are readers themselves."""
+    return _read(value.cond if isinstance(value, relax.If) else value)
 
 
 def _is_same(old: relax.Expr, new: relax.Expr) -> bool:
@@ -65,6 +72,8 @@ def _is_same(old: relax.Expr, new: relax.Expr) -> bool:
 
 
 def _is_same_part(old: object, new: object) -> bool:
+    if isinstance(old, relax.If) and isinstance(new, relax.If):
+        return True  # what is in the branches is compared by itself
     if isinstance(old, relax.Var):
         return isinstance(new, relax.Var) and tvm_ffi.structural_equal(old.ty, new.ty)
     if isinstance(old, relax.Tuple) and isinstance(new, relax.Tuple):
@@ -85,8 +94,9 @@ def _ends(
     """What the same reader, or the caller, reads in the one and in the other."""
     readers = [(old[var], new[var]) for var in new if var in kept and var in old]
     found: dict[relax.Var, relax.Var] = {}
-    for was, is_ in [*readers, (before.body.body, after.body.body)]:
-        for x, y in zip(_read(was), _read(is_), strict=False):
+    bodies = zip(bodies_of(before.body), bodies_of(after.body), strict=False)
+    for was, is_ in [*readers, *((a.body, b.body) for a, b in bodies)]:
+        for x, y in zip(_read_here(was), _read_here(is_), strict=False):
             if y in new and (not x.same_as(y) or y not in kept):
                 found.setdefault(y, x)
     return [(x, y) for y, x in found.items()]
@@ -153,7 +163,9 @@ def _module(
     result = relax.Var("result", end.ty)
     block = [*given, *(relax.VarBinding(var, bindings[var]) for var in inside if var != end)]
     block.append(relax.VarBinding(result, bindings.get(end, end)))
-    body = relax.SeqExpr([relax.DataflowBlock(block)], result)
+    has_branches = any(isinstance(binding.value, relax.If) for binding in block)
+    kind = relax.BindingBlock if has_branches else relax.DataflowBlock
+    body = relax.SeqExpr([kind(block)], result)
     func = relax.Function([shape, *arguments], body, end.ty).with_attr("global_symbol", "main")
     mod = relax.transform.Normalize()(IRModule({"main": func}))
     return relax.transform.CanonicalizeBindings()(mod)

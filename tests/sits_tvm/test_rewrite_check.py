@@ -140,6 +140,26 @@ class Twice:
         return c
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_branch_is_compared_by_itself(scale):
+    """The default of D = 16 is 0.25."""
+
+    @I.ir_module
+    class Mod:
+        @R.function
+        def main(c: R.Tensor((), "bool"), q: R.Tensor((1, 2, 4, 16), "float32")):
+            if c:
+                y = R.sits.attention(q, q, q, scale=0.25)
+                z = R.add(y, q)
+            else:
+                z = q
+            return z
+
+    wrong = edited(Mod, lambda bb, args, attrs: attrs.update(scale=scale or 0.25, window=9))
+    (row,) = check_rewrite(Mod, wrong, run_on_host)
+    assert (row.difference <= row.limit) == (scale is None), row
+
+
 def test_two_computations_of_one_value_are_not_taken_for_two_values():
     once = relax.transform.EliminateCommonSubexpr()(Twice)
     rows = check_rewrite(Twice, once, run_on_host)
