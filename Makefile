@@ -30,6 +30,7 @@ bench: export PYTHONPATH := .
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_attention.py
+	$(BIN)/python tests/benchmarks/bench_attention_models.py
 	$(BIN)/python tests/benchmarks/bench_fake_quantize.py
 	$(BIN)/python tests/benchmarks/bench_qat.py
 	$(BIN)/python tests/benchmarks/bench_compile.py

@@ -43,7 +43,8 @@ PICTURE = {
 class Model:
     """A model class and config of transformers, what it is called with, and its blocks.
 
-    `dynamic` names the axes that may be symbolic: for each input, {axis: name}.
+    `inputs` makes them for a length. `dynamic` names the axes that may be symbolic: for each input,
+    {axis: name}.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Model:
     config: str
     sizes: dict[str, Any]
     blocks: int
-    inputs: Callable[[], dict[str, torch.Tensor]]
+    inputs: Callable[[int], dict[str, torch.Tensor]]
     dynamic: dict[str, dict[int, str]] | None = None
     keywords: tuple[tuple[str, Any], ...] = ()
     implementations: tuple[str, ...] = ("eager", "sdpa")
@@ -63,7 +64,7 @@ class Model:
         config = getattr(transformers, self.config)(**self.sizes)
         model = getattr(transformers, self.model)(config).eval()
         model.set_attn_implementation(implementation)
-        return First(model, tuple(self.inputs()), dict(self.keywords))
+        return First(model, tuple(self.inputs(LENGTH)), dict(self.keywords))
 
 
 class First(torch.nn.Module):
@@ -78,42 +79,48 @@ class First(torch.nn.Module):
         return self.model(**named, **self.keywords, return_dict=False)[0]
 
 
-def tokens(length: int = 9) -> torch.Tensor:
+def tokens(length: int) -> torch.Tensor:
     return torch.arange(2 * length).reshape(2, length) % 60 + 2
 
 
-def text() -> dict[str, torch.Tensor]:
-    return {"input_ids": tokens()}
+def text(length: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": tokens(length)}
 
 
-def padded_text() -> dict[str, torch.Tensor]:
-    """The second row has three padding tokens in front."""
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    mask[1, :3] = 0
-    return {"input_ids": tokens(), "attention_mask": mask}
+def padded_text(length: int) -> dict[str, torch.Tensor]:
+    """The second row has a third of padding tokens in front."""
+    mask = torch.ones(2, length, dtype=torch.int64)
+    mask[1, : length // 3] = 0
+    return {"input_ids": tokens(length), "attention_mask": mask}
 
 
-def pair() -> dict[str, torch.Tensor]:
-    return {"input_ids": tokens(), "decoder_input_ids": tokens(5)}
+def pair(length: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": tokens(length), "decoder_input_ids": tokens(length // 2 + 1)}
 
 
-def picture() -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(2, 3, 16, 16)}
+def picture(_length: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
 
 
-def speech() -> dict[str, torch.Tensor]:
-    return {"input_features": torch.randn(2, 8, 40), "decoder_input_ids": tokens(5)}
+def speech(length: int) -> dict[str, torch.Tensor]:
+    sound = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(0))
+    return {"input_features": sound, "decoder_input_ids": tokens(length // 2 + 1)}
 
 
-LENGTH = {"input_ids": {1: "s"}}
+LENGTH, OTHER_LENGTH = 9, 21
+"""Inputs are traced at the first; where the length is symbolic, the second is run, too."""
+
+SEQUENCE = {"input_ids": {1: "s"}}
 PADDED = {"input_ids": {1: "s"}, "attention_mask": {1: "s"}}
+TWO_SEQUENCES = {"input_ids": {1: "s"}, "decoder_input_ids": {1: "t"}}
+SPOKEN = {"decoder_input_ids": {1: "t"}}
 CACHELESS = (("use_cache", False),)
 
 
 def decoder(name: str, stem: str, sizes: dict[str, Any], **more: Any) -> Model:
     sizes = {**sizes, **more}
     parts = f"{stem}ForCausalLM", f"{stem}Config"
-    return Model(name, *parts, sizes, 2, text, LENGTH, CACHELESS)
+    return Model(name, *parts, sizes, 2, text, SEQUENCE, CACHELESS)
 
 
 MODELS = [
@@ -123,17 +130,17 @@ MODELS = [
     decoder("Qwen3", "Qwen3", GROUPED, head_dim=8),
     Model(
         *("Gemma 2, softcap", "Gemma2ForCausalLM", "Gemma2Config"),
-        *({**GROUPED, "head_dim": 8, "sliding_window": 4}, 2, text, LENGTH, CACHELESS),
+        *({**GROUPED, "head_dim": 8, "sliding_window": 4}, 2, text, SEQUENCE, CACHELESS),
         implementations=("eager",),
     ),
     Model(
         *("Gemma 3", "Gemma3ForCausalLM", "Gemma3TextConfig"),
-        *({**GROUPED, "head_dim": 8, "sliding_window": 4}, 2, text, LENGTH, CACHELESS),
+        *({**GROUPED, "head_dim": 8, "sliding_window": 4}, 2, text, SEQUENCE, CACHELESS),
     ),
     decoder("GPT-NeoX", "GPTNeoX", SIZES),
     decoder("OPT", "OPT", OPT),
     decoder("Phi-3", "Phi3", GROUPED),
-    Model("GPT-2", "GPT2LMHeadModel", "GPT2Config", GPT2, 2, text, LENGTH, CACHELESS),
+    Model("GPT-2", "GPT2LMHeadModel", "GPT2Config", GPT2, 2, text, SEQUENCE, CACHELESS),
     Model(
         "Llama, padded",
         "LlamaForCausalLM",
@@ -145,11 +152,11 @@ MODELS = [
         CACHELESS,
     ),
     Model("BERT", "BertModel", "BertConfig", SIZES, 2, padded_text, PADDED),
-    Model("RoBERTa", "RobertaModel", "RobertaConfig", SIZES, 2, padded_text),
-    Model("T5", "T5Model", "T5Config", T5, 6, pair, None, CACHELESS),
-    Model("BART", "BartModel", "BartConfig", SPEECH, 6, pair, None, CACHELESS),
+    Model("RoBERTa", "RobertaModel", "RobertaConfig", SIZES, 2, padded_text, PADDED),
+    Model("T5", "T5Model", "T5Config", T5, 6, pair, TWO_SEQUENCES, CACHELESS),
+    Model("BART", "BartModel", "BartConfig", SPEECH, 6, pair, TWO_SEQUENCES, CACHELESS),
     Model("ViT", "ViTModel", "ViTConfig", PICTURE, 2, picture),
-    Model("CLIP text", "CLIPTextModel", "CLIPTextConfig", SIZES, 2, text),
+    Model("CLIP text", "CLIPTextModel", "CLIPTextConfig", SIZES, 2, text, SEQUENCE),
     Model("CLIP vision", "CLIPVisionModel", "CLIPVisionConfig", PICTURE, 2, picture),
     Model(
         "Whisper",
@@ -158,7 +165,7 @@ MODELS = [
         {**SPEECH, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 16},
         6,
         speech,
-        None,
+        SPOKEN,
         CACHELESS,
     ),
 ]

