@@ -10,7 +10,7 @@ from tvm import relax, tirx
 
 from relax_passes._adjoint import used_vars
 from relax_passes.canonical_attention.elements import Element, Points, broadcast_element
-from relax_passes.canonical_attention.graph import FLOATS, NearMiss, dtype_of, shape_of
+from relax_passes.canonical_attention.graph import FLOATS, NearMiss, dtype_of, is_wider, shape_of
 from relax_passes.canonical_attention.products import Product, product_of
 
 _LONGEST = 64  # bindings looked at for one softmax
@@ -113,7 +113,11 @@ class ScoreReader:
         source = call.args[0]
         if dtype_of(source) not in FLOATS:
             raise NearMiss("no-product", f"scores are cast from {dtype_of(source)}", source)
-        return self._below(element, source)
+        scores, dtype = self._below(element, source), dtype_of(element.tensor)
+        if is_wider(dtype_of(source), dtype) and any(m.fill != -math.inf for m in scores.masks):
+            message = f"masked scores are cast from {dtype_of(source)} to {dtype}: a finite number "
+            raise NearMiss("cast-after-mask", message + "below its range is -inf", element.tensor)
+        return scores
 
     # Factors.
 

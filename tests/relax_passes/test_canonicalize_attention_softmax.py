@@ -1,7 +1,7 @@
 """Softmax by hand, in half precision, and in backward functions."""
 
 import pytest
-from attention_blocks import LOWEST, attention_of, canonical, causal, const, reason_of
+from attention_blocks import INF, LOWEST, attention_of, canonical, causal, const, reason_of
 from tvm import relax
 from tvm.relax import op as O
 from tvm.script import ir as I
@@ -66,3 +66,23 @@ def test_lowest_number_added_to_float16_scores_does_not_absorb_them():
     found = attention_of(bb.get())
     assert (found["causal"], found["empty_row"], found["scores_dtype"]) == (None, "nan", "float16")
     assert found["bias"].ty.dtype == "float16"
+
+
+def _cast_after_mask(fill):
+    bb = relax.BlockBuilder()
+    x = [relax.Var(n, relax.TensorType((2, 4, 6, 8), "float16")) for n in "qkv"]
+    with bb.function("main", x):
+        with bb.dataflow():
+            kt = bb.emit(O.permute_dims(x[1], [0, 1, 3, 2]))
+            scores = bb.emit(O.matmul(x[0], kt, out_dtype="float32"))
+            scores = bb.emit(O.where(causal(bb, columns=6, k=-1), scores, const(fill)))
+            weights = bb.emit(O.nn.softmax(bb.emit(O.astype(scores, "float16"))))
+            out = bb.emit_output(O.matmul(weights, x[2]))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def test_a_narrowing_cast_makes_lowest_numbers_infinite():
+    """The first row sees no key: NaN after the cast to float16, not the mean of the values."""
+    assert reason_of(_cast_after_mask(LOWEST)) == "cast-after-mask"
+    assert attention_of(_cast_after_mask(INF))["empty_row"] == "nan"
