@@ -86,7 +86,7 @@ class PruneRedundantAttention:
         queries, for finite values.
         ``empty-rows``: the value of rows that see no key, and guards behind a softmax, where every
         row sees one, for finite scores.
-        ``uniform-rows``: attention with equal scores and no mask is the mean of its values.
+        ``uniform-rows``: attention with equal, finite scores and no mask is the mean of its values.
         ``score-bound``: a fact, no rewrite: how large scores of normalized q and k can get.
     report : Report, optional
         Gets a row in `attention_rewrites` per rewrite: what was proved, and from what. A rule that

@@ -18,7 +18,7 @@ def _look(call: relax.Call, scope: Scope) -> Outcome | None:
     proof = found and _equal_scores(found)
     if not found or not proof:
         return None
-    fact = f"all weights of a row are equal, for finite q and k: {proof}"
+    fact = f"all weights of a row are equal, for finite scores: {proof}"
     if found.bias is not None or found.is_causal or found.window:
         return Outcome(f"{fact}; not rewritten: masks decide which keys are in the mean")
     if not scope.prove(found.num_keys >= 1):
