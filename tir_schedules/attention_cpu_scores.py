@@ -103,10 +103,10 @@ def capped(score: tirx.Expr, softcap: float) -> tirx.Expr:
 
 
 def with_bias(spec: AttentionSpec, score: tirx.Expr, bias: tirx.Expr) -> tirx.Expr:
-    """Add a float bias. A bool one selects: garbage in a hidden key stays there."""
+    """Add a float bias. False and -inf select: garbage in a hidden key stays there."""
     if is_mask(spec):
         return tirx.Select(bias >= float32(0.0), score, float32(HIDDEN))
-    return score + bias
+    return tirx.Select(bias == float32(HIDDEN), float32(HIDDEN), score + bias)
 
 
 def bias_differs_by_row(spec: AttentionSpec) -> bool:

@@ -147,7 +147,8 @@ class Softmax:
         is_one = [isinstance(d, tirx.IntImm) and int(d) == 1 for d in bias.shape]
         value = bias[tuple(int64(0) if one else i for one, i in zip(is_one, where, strict=True))]
         if self._adds_bias:
-            added = score + T.Cast("float32", value)
+            added = T.Cast("float32", value)
+            added = T.Select(added == float32(_HIDDEN), added, score + added)
             return T.if_then_else(is_visible, added, float32(_HIDDEN))
         shown = T.if_then_else(is_visible, value, tirx.const(False, "bool"))
         return T.Select(shown, score, float32(_HIDDEN))

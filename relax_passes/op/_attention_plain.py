@@ -64,12 +64,15 @@ def _cap(bb: relax.BlockBuilder, scores: relax.Expr, softcap: float) -> relax.Ex
 
 
 def _mask(bb: relax.BlockBuilder, scores: relax.Expr, call: relax.Call) -> relax.Expr:
-    """Scores plus a float bias, -inf where a bool bias, the offset or the window hides the key."""
+    """Scores plus a float bias, -inf where that is -inf, or where a bool bias, the offset or the
+    window hides the key: there the score does not count, be it NaN."""
     for bias in call.args[3:]:
         if bias.ty.dtype == "bool":
             scores = _hide(bb, scores, bias)
         else:
-            scores = bb.emit(R.add(scores, _cast(bb, bias, scores.ty.dtype)))
+            bias = _cast(bb, bias, scores.ty.dtype)
+            is_hidden = bb.emit(R.equal(bias, _const(float("-inf"), bias)))
+            scores = bb.emit(R.where(is_hidden, bias, bb.emit(R.add(scores, bias))))
     visible = _causal_and_window(bb, scores, call.attrs)
     return scores if visible is None else _hide(bb, scores, visible)
 

@@ -53,7 +53,8 @@ def attention(
     k : (B, G, Sk, D), dtype of q; G divides H
     v : (B, G, Sk, Dv), dtype of q
     bias : broadcastable to (B, H, Sq, Sk), optional
-        bool: True where the key is visible. float: added to the scores, after `softcap`.
+        bool: True where the key is visible. float: added to the scores, after `softcap`; -inf
+        hides the key, whatever its score.
     scale : float, optional
         Multiplies q kᵀ. Default 1 / √D, for a static D.
     causal : int or "bottom_right" or None

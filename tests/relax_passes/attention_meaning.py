@@ -105,6 +105,7 @@ def definition(says: Says, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None 
         visible = visible & bias
     elif bias is not None:
         scores = scores + bias.double()
+        visible = visible & (bias != -INF)
     scores = scores.masked_fill(~visible, -INF)
     value = {"zero": 0.0, "uniform": 1 / k.shape[2]}.get(str(says.empty_row), float("nan"))
     is_empty = (scores == -INF).all(-1, keepdim=True)

@@ -116,6 +116,7 @@ def test_infinite_bias_and_garbage_behind_the_mask():
     got = run_main(module(*types, empty_row="zero", causal=0), q, k, v, bias)
     assert np.isfinite(got[0, 0, 0]).all()
     np.testing.assert_allclose(got[0, 0, 0], v[0, 0, 0], rtol=1e-6)
+    np.testing.assert_array_equal(got[0, 0, 2], 0.0)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -1,5 +1,6 @@
 """Masks as causal offset, window and bias, and what a row that shows no key gives."""
 
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -107,6 +108,25 @@ def test_masks_of_different_lowest_numbers_are_one_float_bias(inner, outer):
     inputs = [torch.randn(2, 4, n, 8) for n in (6, 7, 7)]
     after, _ = canonical(before)
     torch.testing.assert_close(evaluate(after, inputs), evaluate(before, inputs))
+
+
+def test_what_where_hides_stays_out_beside_a_float_bias():
+    """NaN in a hidden key: where() does not read it, nor does the bias that both masks become."""
+    shown = np.random.default_rng(0).random((6, 7)) < 0.5
+    shown[:, 0], shown[:, 6] = True, False
+
+    def steps(bb, scores):
+        biased = bb.emit(O.add(scores, const(np.full((6, 7), 0.5), "float32")))
+        return bb.emit(O.where(const(shown, "bool"), biased, const(INF)))
+
+    before = block(steps)
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, n, 8) for n in (6, 7, 7)]
+    inputs[1][:, :, 6] = torch.nan
+    (want,) = evaluate(before, inputs)
+    assert attention_of(before)["bias"].ty.dtype == "float32"
+    assert torch.isfinite(want).all()
+    torch.testing.assert_close(evaluate(canonical(before)[0], inputs), [want])
 
 
 def test_tanh_of_scores_less_their_maximum_is_no_softcap():

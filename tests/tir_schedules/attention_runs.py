@@ -63,6 +63,7 @@ def reference(
         visible = visible & bias
     elif bias is not None:
         scores = scores + np.asarray(bias, "float64")
+        visible = visible & ~np.isneginf(np.asarray(bias, "float64"))
     if k.shape[2] == 0:
         return np.full((*q.shape[:3], v.shape[3]), 0.0 if empty_row == "zero" else np.nan)
     weights = _softmax(np.where(visible, scores, -np.inf), empty_row)

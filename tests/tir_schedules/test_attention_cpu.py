@@ -110,22 +110,23 @@ def test_empty_rows(queries, empty_row, kind):
 
 
 @pytest.mark.parametrize("queries", [1, 70])
-@pytest.mark.parametrize("masked_by", ["causal", slow("bool")])
+@pytest.mark.parametrize("masked_by", ["causal", slow("bool"), "-inf"])
 def test_hidden_keys_do_not_matter(queries, masked_by):
-    """NaN, infinities and huge numbers in keys that a query does not see, and in their values."""
+    """NaN, infinities and huge numbers in keys that a query does not see, and in their values;
+    but a float bias of -inf hides the key alone: its value is multiplied by 0."""
     keys, offset = 90, 6
     q, k, v = operands(1, 4, 2, queries, keys, 16)
-    attributes = {"causal": offset}
-    if masked_by == "bool":
-        visible = np.arange(keys) <= np.arange(queries)[:, None] + offset
-        attributes = {}
-    bias = [] if masked_by == "causal" else [visible]
+    visible = np.arange(keys) <= np.arange(queries)[:, None] + offset
+    infinite = np.where(visible, 0.5, -INF).astype("float32")
+    bias = {"causal": [], "bool": [visible], "-inf": [infinite]}[masked_by]
+    attributes = {} if bias else {"causal": offset}
     run = compile_attention(static_types([q, k, v, *bias]), **attributes)
     clean = run(q, k, v, *bias)
     for garbage in (np.nan, INF, -INF, 3e38):
         for first in (7, 60, keys - 1):
             dirty_k, dirty_v = k.copy(), v.copy()
-            dirty_k[:, :, first:], dirty_v[:, :, first:] = garbage, garbage
+            dirty_k[:, :, first:] = garbage
+            dirty_v[:, :, first:] = v[:, :, first:] if masked_by == "-inf" else garbage
             rows = max(0, first - offset)
             got = run(q, dirty_k, dirty_v, *bias)[:, :, :rows]
             np.testing.assert_array_equal(got, clean[:, :, :rows])

@@ -104,10 +104,12 @@ def test_keeps_scores_far_from_zero_apart(level, dtype, rng):
     assert_close(run(compiled, [q, k, v]), [q, k, v], causal=0)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_hidden_keys_may_hold_anything(dtype, rng):
+@pytest.mark.parametrize(("dtype", "by"), [("float16", "bias"), ("float32", "causal")])
+def test_hidden_keys_may_hold_anything(dtype, by, rng):
     arrays = inputs(rng, (1, 20, 50), heads=(2, 1), width=16, dtype=dtype)
-    compiled = emulated(static_types(arrays), causal=0)
+    if by == "bias":
+        arrays.append(np.where(np.tri(20, 50, dtype=bool), 0.5, -np.inf).astype("float32"))
+    compiled = emulated(static_types(arrays), causal=0 if by == "causal" else None)
     expected = run(compiled, arrays)
     arrays[1][:, :, 20:35], arrays[1][:, :, 35:] = np.nan, np.inf
     np.testing.assert_array_equal(run(compiled, arrays), expected)
