@@ -1,7 +1,7 @@
 """Compute bfloat16 in float32. Runs after the schedules, for CPUs.
 
 TVM's own expansion of a cast to bfloat16 repeats its argument: an error or wrong numbers where the
-argument binds variables, twice the work elsewhere. It cannot store a vector of a constant either.
+argument binds variables, twice the work elsewhere. It cannot store a vector of equal elements either.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tvm.ir.transform import PassContext, module_pass
 from tvm.tirx import Expr, For, ForKind
 from tvm.tirx.buffer import is_buffer_var
 
-from .tir_nodes import collect
+from .tir_nodes import collect, uses
 
 _NARROW, _WIDE = "bfloat16", "float32"
 _BINARY = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Max, tirx.Min)
@@ -24,7 +24,7 @@ class ComputeBfloat16:
     """Load bfloat16 arguments as float32, compute so, and round what is cast or stored, by bits.
 
     Local buffers become float32. Results inside an expression are not rounded until a cast says so.
-    Loops with a constant are not vectorized here; LLVM does it.
+    Loops that store the same value in all lanes are not vectorized here; LLVM does it.
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
@@ -62,9 +62,15 @@ def _computed_wide(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _without_vectors(loop: For) -> For:
-    if loop.kind != ForKind.VECTORIZED or not any(map(_is_narrow, collect(loop, tirx.FloatImm))):
-        return loop
-    return For(loop.loop_var, loop.min, loop.extent, ForKind.SERIAL, loop.body)
+    stores = collect(loop, tirx.BufferStore) if loop.kind == ForKind.VECTORIZED else []
+    if any(_is_repeated(store, loop.loop_var) for store in stores):
+        return For(loop.loop_var, loop.min, loop.extent, ForKind.SERIAL, loop.body)
+    return loop
+
+
+def _is_repeated(store: tirx.BufferStore, lane: Var) -> bool:
+    """Whether all lanes get the same bfloat16."""
+    return str(store.buffer.dtype) == _NARROW and not uses(store.value, lane)
 
 
 def _is_local(var: Var, func: tirx.PrimFunc) -> bool:

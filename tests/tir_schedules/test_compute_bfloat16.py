@@ -78,6 +78,13 @@ def test_a_long_sum_does_not_stop_growing(sum_, shapes, total):
     assert as_float(run(mod, [np.ones(shape, BF16) for shape in shapes])).max() == total
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1), (8,)])
+def test_a_copy_to_many_places(shape, rng):
+    x = rng.standard_normal(shape).astype(BF16)
+    mod = module(lambda x: O.broadcast_to(x, (2, 8)), [shape], [BF16])
+    np.testing.assert_array_equal(as_float(run(mod, [x])), np.broadcast_to(x, (2, 8)).astype("f4"))
+
+
 def test_rounds_ties_to_even_and_keeps_what_is_not_finite():
     x = np.array([1 + 2**-8, 1 + 3 * 2**-8, np.nan, np.inf, -np.inf, -0.0, 3.4e38, 1e-40], "f4")
     mod = module(lambda x: O.astype(O.sigmoid(O.astype(x, BF16)), BF16), [(8,)], ["float32"])
