@@ -5,6 +5,7 @@ import sits_tvm  # noqa: F401, first: it imports the modules of this package one
 from . import gradients, op
 from ._import_fixes import IMPORT_FIXES
 from .bound_take_indices import BoundTakeIndices
+from .broadcast_infinite_fills import BroadcastInfiniteFills
 from .canonicalize_attention import CanonicalizeAttention
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
 from .fix_quantize_gradient import FixQuantizeGradient
@@ -28,6 +29,7 @@ from .widen_half_intrinsics import WidenHalfIntrinsics
 __all__ = [
     "IMPORT_FIXES",
     "BoundTakeIndices",
+    "BroadcastInfiniteFills",
     "CanonicalizeAttention",
     "CheckSubByteBuffers",
     "FixQuantizeGradient",

@@ -125,6 +125,7 @@ def kernel_passes(target: Target, report: Report | None = None) -> list[Pass]:
     on_cpu = target.kind.name == "llvm"
     return [
         passes.BoundTakeIndices(),
+        passes.BroadcastInfiniteFills(),
         passes.LowerAttention(target, report),
         passes.WidenBfloat16Ops(),
         passes.SplitSharedOperands(),
