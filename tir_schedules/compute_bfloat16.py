@@ -1,7 +1,7 @@
 """Compute bfloat16 in float32. Runs after the schedules, for CPUs.
 
 TVM's own expansion of a cast to bfloat16 repeats its argument: an error or wrong numbers where the
-argument binds variables, twice the work elsewhere. It cannot store a vector of equal elements either.
+argument binds variables, twice the work elsewhere. Nor can it store a vector of equal elements.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from cuda_sources import needs_nvcc
 
 import sits_tvm
 from sits_tvm import from_torch
-from sits_tvm.device_code import find_toolkit
 
-pytestmark = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
+pytestmark = needs_nvcc
 
 
 class Hidden(torch.nn.Module):
