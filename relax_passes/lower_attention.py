@@ -116,10 +116,13 @@ class _Lowerer(PyExprMutator):
         if unknown:
             self._refuse(unknown)
             return call
-        kernel = None if self.target is None else self._call_kernel(call)
+        kernel = self._call_kernel(call)
         return lower_plain(self.builder_, call) if kernel is None else kernel
 
     def _call_kernel(self, call: relax.Call) -> relax.Expr | None:
+        if self.target is None:
+            self._note(reason="no target was given")
+            return None
         call = self.builder_.normalize(call)
         made = [kernel for other, kernel in self.kernels if _takes_same_kernel(call, other)]
         kernel = made[0] if made else self._make_kernel(call)

@@ -14,7 +14,7 @@ NAME = "empty-rows"
 def no_row_is_empty(found: AttentionCall) -> str:
     """The proof that every query sees a key; empty without one."""
     if found.bias is None:
-        seen = f"every query sees one of {words(found.num_keys)} keys: {_masks(found)}"
+        seen = f"every query sees at least one of {words(found.num_keys)} keys: {_masks(found)}"
         return seen if _masks_leave_a_key(found) else ""
     shown, prove = found.visible(), found.scope.prove
     if shown is not None and shown.any(axis=-1).all() and prove(found.num_keys >= 1):

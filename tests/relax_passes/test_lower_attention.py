@@ -185,3 +185,6 @@ def test_the_report_has_a_row_per_attention():
     assert rows == list(found)
     assert "attention lowered: 2 of 3 fused" in str(report)
     assert Report.from_json(report.to_json()).lowered_attention == report.lowered_attention
+    report = Report()
+    LowerAttention(None, report)(bb.get())
+    assert [row.reason for row in report.lowered_attention] == ["no target was given"] * 3
