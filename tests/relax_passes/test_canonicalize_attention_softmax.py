@@ -8,14 +8,17 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 
+def row_of(bb, scores, reduction):
+    return bb.emit(reduction(scores, axis=-1, keepdims=True))
+
+
 def by_hand(bb, scores):
     powers = bb.emit(O.exp(scores))
-    return bb.emit(O.divide(powers, bb.emit(O.sum(powers, axis=-1, keepdims=True))))
+    return bb.emit(O.divide(powers, row_of(bb, powers, O.sum)))
 
 
-@pytest.mark.parametrize(("k", "code"), [(0, None), (-1, "softmax-unstable")])
-def test_lowest_numbers_without_a_maximum(k, code):
-    """exp(lowest) is 0: a row of nothing else divides by 0, where the op takes the mean."""
+def of_masked_scores(weights, k):
+    """weights(bb, scores) v, where hidden scores are the lowest number."""
     bb = relax.BlockBuilder()
     x = [relax.Var(n, relax.TensorType((2, 4, 6, 8), "float32")) for n in "qkv"]
     with bb.function("main", x):
@@ -23,12 +26,52 @@ def test_lowest_numbers_without_a_maximum(k, code):
             scores = bb.emit(O.matmul(x[0], bb.emit(O.permute_dims(x[1], [0, 1, 3, 2]))))
             shown = causal(bb, columns=6, k=k)
             scores = bb.emit(O.where(shown, scores, const(LOWEST)))
-            out = bb.emit_output(O.matmul(by_hand(bb, scores), x[2]))
+            out = bb.emit_output(O.matmul(weights(bb, scores), x[2]))
         bb.emit_func_output(out)
-    if code is None:
-        assert attention_of(bb.get())["causal"] == 0
+    return bb.get()
+
+
+def without(bb, scores):
+    return scores
+
+
+def less_one(bb, scores):
+    return bb.emit(O.subtract(scores, const(1.0)))
+
+
+def less_maximum(bb, scores):
+    return bb.emit(O.subtract(scores, row_of(bb, scores, O.max)))
+
+
+@pytest.mark.parametrize("less", [without, less_one, less_maximum])
+def test_lowest_numbers_without_a_maximum(less):
+    """exp(lowest) is 0: a row of nothing else divides by 0, where the op takes the mean."""
+
+    def weights(bb, scores):
+        return by_hand(bb, less(bb, scores))
+
+    assert attention_of(of_masked_scores(weights, k=0))
+    empty_row = of_masked_scores(weights, k=-1)
+    if less is less_maximum:
+        assert attention_of(empty_row)["empty_row"] == "uniform"
     else:
-        assert reason_of(bb.get()) == code
+        assert reason_of(empty_row) == "softmax-unstable"
+
+
+@pytest.mark.parametrize(("added", "count"), [(O.max, 1), (O.min, 0)])
+def test_a_logarithm_takes_back_what_was_subtracted(added, count):
+    """exp(s - (c + log(sum(exp(s - max))))) sums to 1 for c = max alone."""
+
+    def weights(bb, scores):
+        highest = row_of(bb, scores, O.max)
+        shift = highest if added is O.max else row_of(bb, scores, added)
+        powers = bb.emit(O.exp(bb.emit(O.subtract(scores, highest))))
+        log = bb.emit(O.log(row_of(bb, powers, O.sum)))
+        row = bb.emit(O.add(shift, log))
+        return bb.emit(O.exp(bb.emit(O.subtract(scores, row))))
+
+    _, rows = canonical(of_masked_scores(weights, k=0))
+    assert [row.recognised for row in rows] == [True] * count
 
 
 def test_softmaxes_that_gradients_read_are_one_row():
