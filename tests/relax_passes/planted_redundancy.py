@@ -16,7 +16,10 @@ Params = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Block:
-    """Sizes and spelling of one attention block on x (b, s, hidden), weights (N, K) as Linear."""
+    """Sizes and spelling of one attention block on x (b, s, hidden), weights (N, K) as Linear.
+
+    `padding`: a mask (b, 1, 1, s) is an argument; "per head": one (b, heads, 1, s).
+    """
 
     heads: int = 4
     kv_heads: int = 4
@@ -28,7 +31,7 @@ class Block:
     causal: int | None = 0
     dtype: str = "float32"
     empty_row: str = "nan"
-    padding: bool = False
+    padding: bool | str = False
 
     @property
     def rows(self) -> dict[str, int]:
@@ -67,7 +70,8 @@ def module(block: Block, params: Params, layers: int = 1, tied: bool = False) ->
     bb = relax.BlockBuilder()
     b, s = tvm.tirx.Var("b", "int64"), tvm.tirx.Var("s", "int64")
     x = relax.Var("x", relax.TensorType([b, s, block.hidden], block.dtype))
-    mask = [relax.Var("mask", relax.TensorType([b, 1, 1, s], "bool"))] if block.padding else []
+    shape = [b, block.heads if block.padding == "per head" else 1, 1, s]
+    mask = [relax.Var("mask", relax.TensorType(shape, "bool"))] if block.padding else []
     weights = {n: relax.Var(n, relax.TensorType(p.shape, block.dtype)) for n, p in params.items()}
     attrs = {"num_input": 1 + len(mask), "tir_var_lower_bound": {"b": 1, "s": 1}}
     with bb.function("main", [x, *mask, *weights.values()], attrs=attrs):

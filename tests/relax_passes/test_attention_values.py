@@ -116,7 +116,17 @@ def test_infinite_bias_and_garbage_behind_the_mask():
     got = run_main(module(*types, empty_row="zero", causal=0), q, k, v, bias)
     assert np.isfinite(got[0, 0, 0]).all()
     np.testing.assert_allclose(got[0, 0, 0], v[0, 0, 0], rtol=1e-6)
-    np.testing.assert_array_equal(got[0, 0, 2], 0.0)
+
+
+def test_an_infinite_bias_hides_a_key_of_nan():
+    """As if the key were not there."""
+    q, k, v = draw(1, 2, 3, 4), draw(1, 1, 5, 4, seed=1), draw(1, 1, 5, 4, seed=2)
+    bias = draw(3, 5, seed=3)
+    k[:, :, 4], bias[:, 4] = np.nan, -np.inf
+    types = [tensor(*x.shape) for x in (q, k, v, bias)]
+    got = run_main(module(*types), q, k, v, bias)
+    want = reference(q, k[:, :, :4], v[:, :, :4], bias[:, :4])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

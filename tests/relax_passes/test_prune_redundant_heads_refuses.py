@@ -18,6 +18,7 @@ from tests.relax_passes.planted_redundancy import (
 )
 from tests.relax_passes.pruned_heads import (
     BLOCKS,
+    heads_of,
     planted,
     pruned,
 )
@@ -81,6 +82,22 @@ def test_a_dead_head_that_holds_nan_stays(plant, part, rng):
     assert_structural_equal(out, mod)
     dead = plant is zero_output or part != "v"
     assert ("heads 1 add nothing but NaN" in rows[0].reason) == dead
+
+
+@pytest.mark.parametrize("empty_row", ["nan", "zero"])
+def test_a_dead_head_whose_rows_alone_may_be_empty_stays(empty_row, rng):
+    """A mask of its own may make its rows NaN, and no other head's."""
+    block = Block(causal=None, padding="per head", empty_row=empty_row)
+    mod, params = planted(block, lambda p: zero_output(block, p, 1), rng)
+    out, _, _ = pruned(mod, params)
+    left = 4 if empty_row == "nan" else 3
+    assert heads_of(out) == [(left, left, 8)]
+
+
+def test_weights_of_one_input_are_no_bias(rng):
+    """(N, 1), as a bias of N is seen: values are not constant."""
+    mod, params = planted(Block(hidden=1, bias=False), lambda p: None, rng)
+    assert_structural_equal(pruned(mod, params, rules={"constant-values"})[0], mod)
 
 
 def test_query_heads_of_constant_values_stay_together(rng):
