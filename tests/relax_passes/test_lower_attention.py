@@ -188,3 +188,16 @@ def test_the_report_has_a_row_per_attention():
     report = Report()
     LowerAttention(None, report)(bb.get())
     assert [row.reason for row in report.lowered_attention] == ["no target was given"] * 3
+
+
+def test_no_kernel_rounds_scores_to_float16():
+    """T5 in half precision adds its bias to them; the kernels have them in float32."""
+    q = relax.Var("q", relax.TensorType((1, 2, 3, 16), "float16"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [q]):
+        bb.emit_func_output(bb.emit(attention(q, q, q, scores_dtype="float16")))
+    report = Report()
+    after = LowerAttention(parse_target("llvm"), report)(bb.get())
+    assert "R.astype" in after["main"].script()
+    (row,) = report.lowered_attention
+    assert (row.kernel, row.reason) == ("", "scores_dtype is float16; the kernel's is float32")

@@ -229,3 +229,12 @@ def test_a_second_run_changes_nothing(rng):
     again, same, _ = pruned(out, left)
     assert_structural_equal(again, out)
     assert same.keys() == left.keys()
+
+
+def test_weights_of_one_input_are_no_bias(rng):
+    """(N, 1) of zeros, in the form in which a bias of N is seen."""
+    block = Block(hidden=1)
+    mod, params = planted(block, lambda p: zero_value(block, p, 2), rng)
+    out, left, _ = pruned(mod, params, rules={"constant-values"})
+    assert heads_of(out) == [(3, 3, 8)]
+    same_numbers(mod, params, out, left, block, rng)

@@ -94,12 +94,6 @@ def test_a_dead_head_whose_rows_alone_may_be_empty_stays(empty_row, rng):
     assert heads_of(out) == [(left, left, 8)]
 
 
-def test_weights_of_one_input_are_no_bias(rng):
-    """(N, 1), as a bias of N is seen: values are not constant."""
-    mod, params = planted(Block(hidden=1, bias=False), lambda p: None, rng)
-    assert_structural_equal(pruned(mod, params, rules={"constant-values"})[0], mod)
-
-
 def test_query_heads_of_constant_values_stay_together(rng):
     """One of the two holds NaN, so their values are not folded into the output."""
     block = BLOCKS["gqa"]
