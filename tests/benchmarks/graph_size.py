@@ -12,6 +12,7 @@ from tvm.target import Target
 import sits_tvm
 from sits_tvm import Config, Report, parse_target
 from sits_tvm.pipeline import run_graph_passes
+from tests.sits_tvm.tiny_models import tiny
 
 CPU = "llvm -mcpu=native"
 
@@ -28,23 +29,11 @@ class GraphSize:
 
 
 class Llama(torch.nn.Module):
-    """A tiny Llama of transformers: four heads in two groups; ids (b, s) -> logits."""
+    """A tiny Llama: four heads in two groups; ids (b, s) -> logits."""
 
     def __init__(self, layers: int, implementation: str) -> None:
         super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            num_hidden_layers=layers,
-            hidden_size=32,
-            intermediate_size=48,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=64,
-            attn_implementation=implementation,
-        )
-        self.model = LlamaForCausalLM(config).eval()
+        self.model = tiny("Llama", attention=implementation, num_hidden_layers=layers)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=input_ids, use_cache=False).logits
