@@ -87,7 +87,7 @@ class CanonicalizeAttention:
         the condition that failed.
     """
 
-    def __init__(self, report: Report | None = None) -> None:
+    def __init__(self, *, report: Report | None = None) -> None:
         self.report = report
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
@@ -138,23 +138,23 @@ class _Canonicalizer(PyExprMutator):
             return super().visit_call_(call)
         try:
             emitter = Emitter(self.builder_, self.lookup, self.visit_expr)
-            result, op, proof = emitter.emit(found)
+            result, name, op, proof = emitter.emit(found)
         except NearMiss as missed:
             self.note_near_miss(found.result, missed)
             return super().visit_call_(call)
-        self.note_recognised(found.result, op, proof)
+        self.note_recognised(name, op, proof)
         return result
 
     def lookup(self, var: relax.Var) -> relax.Expr | None:
         value = self.graph.bound.get(var)
         return self.lookup_binding(var) if value is None else value
 
-    def note_recognised(self, result: relax.Var, op: relax.Call, proof: str) -> None:
+    def note_recognised(self, binding: str, op: relax.Call, proof: str) -> None:
         if self.report is not None:
             attrs = {key: _plain(op.attrs[key]) for key in ATTRIBUTES}
             attrs["bias"] = str(op.args[3].ty.dtype) if len(op.args) > 3 else None
-            reason = re.sub(r"\(?T\.int64\((-?\d+)\)\)?", r"\1", proof)
-            site = AttentionSite(self.function, result.name, True, reason, attrs)
+            reason = re.sub(r"\(?T\.int64\((-?\d+)\)\)?", r"\1", proof) or "no mask"
+            site = AttentionSite(self.function, binding, True, reason, attrs)
             self.report.attention.append(site)
 
     def note_near_miss(self, block: relax.Var, missed: NearMiss) -> None:

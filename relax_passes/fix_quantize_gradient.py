@@ -68,7 +68,7 @@ class FixQuantizeGradient:
         Receives `quantize_sites`.
     """
 
-    def __init__(self, report: Report | None = None) -> None:
+    def __init__(self, *, report: Report | None = None) -> None:
         self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:

@@ -3,6 +3,8 @@ LegalizeOps and the fusion of transposes into matmuls, which then see the produc
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
@@ -15,6 +17,7 @@ from relax_passes._map_functions import map_functions
 from relax_passes.op._attention_plain import lower_plain
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import LoweredAttention, Report
+from sits_tvm.target import parse_target
 from tir_schedules.attention import attention_kernel
 
 
@@ -72,14 +75,20 @@ class LowerAttention:
 
     Parameters
     ----------
-    target : Target, optional
+    target : str, dict or Target, optional
         Whose kernels to use. Default: none, plain ops everywhere.
     report : Report, optional
         Gets a row in `lowered_attention` per attention: its kernel, or why it became plain ops.
     """
 
-    def __init__(self, target: Target | None = None, report: Report | None = None) -> None:
-        self.target = target
+    def __init__(
+        self,
+        target: str | dict[str, Any] | Target | None = None,
+        *,
+        report: Report | None = None,
+    ) -> None:
+        is_parsed = target is None or isinstance(target, Target)
+        self.target = target if is_parsed else parse_target(target)
         self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
@@ -121,7 +130,7 @@ class _Lowerer(PyExprMutator):
 
     def _call_kernel(self, call: relax.Call) -> relax.Expr | None:
         if self.target is None:
-            self._note(reason="no target was given")
+            self._note(reason="plain ops are asked for")
             return None
         call = self.builder_.normalize(call)
         made = [kernel for other, kernel in self.kernels if _takes_same_kernel(call, other)]

@@ -98,10 +98,13 @@ class PruneRedundantAttention:
         For a rule that does not exist.
     """
 
-    def __init__(self, rules: Collection[str] = GRAPH_RULES, report: Report | None = None) -> None:
-        unknown = sorted(set(rules) - set(GRAPH_RULES))
+    def __init__(
+        self, rules: Collection[str] = GRAPH_RULES, *, report: Report | None = None
+    ) -> None:
+        is_names = isinstance(rules, Collection) and not isinstance(rules, str)
+        unknown = [name for name in (rules if is_names else [rules]) if name not in GRAPH_RULES]
         if unknown:
-            raise ValueError(f"rules={unknown}: there are {', '.join(GRAPH_RULES)}")
+            raise ValueError(f"rules={unknown}: write a set of {', '.join(GRAPH_RULES)}")
         self.rules = frozenset(rules)
         self.report = report if report is not None else Report()
 

@@ -90,9 +90,17 @@ class Config:
     skip : tuple of str
         Globs over parameter names (``"*.layers.0.*"``) that stay in float.
     attention : str or frozenset of str
-        "exact": attention is recognised, and rewritten by all `ATTENTION_RULES`, none of which
-        changes a value by more than rounding (`PruneRedundantAttention`, and with params
-        `prune_redundant_heads`). A set of their names: by these rules alone. "off": neither.
+        "exact": attention is recognised, compiled to one fused kernel, and rewritten by every rule,
+        none of which changes a value by more than rounding. A set of rules: by these alone; an
+        empty set recognises and fuses. "off": attention is left as it is written, and compiled as
+        plain matmuls and softmax, also where the module holds `R.sits.attention` already, as it
+        does of PyTorch's ``scaled_dot_product_attention``.
+
+        The rules of the graph (`PruneRedundantAttention`) are "views", "common-subexpressions",
+        "repeated-heads", "double-stabilisation", "neutral-operations", "hidden-keys",
+        "empty-rows", "uniform-rows" and "score-bound"; those of weights, in a build with params
+        (`prune_redundant_heads`), are "zero-heads", "constant-values", "equal-heads",
+        "shared-maps" and "low-rank".
     gradient_gate : str
         What a build does with a function ``<f>_adjoint`` whose gradients are not those of f: "off"
         does not look, "report" warns in the report, "fail" refuses. It looks at what

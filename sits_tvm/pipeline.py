@@ -54,7 +54,7 @@ def graph_passes(
     return [
         passes.UnpackInt4Constants(),
         passes.CheckSubByteBuffers(),
-        passes.FixQuantizeGradient(report),
+        passes.FixQuantizeGradient(report=report),
         *_gradient_check(config, report),
         passes.RemoveStopGradients(),
         passes.InlinePrivateFunctions(),
@@ -71,7 +71,10 @@ def _attention_passes(config: Config, report: Report) -> list[Pass]:
     if config.attention == "off":
         return []
     rules = config.attention_rules & set(GRAPH_RULES)
-    found = [passes.CanonicalizeAttention(report), passes.PruneRedundantAttention(rules, report)]
+    found = [
+        passes.CanonicalizeAttention(report=report),
+        passes.PruneRedundantAttention(rules, report=report),
+    ]
     return [checked(p, run_on_host, report) for p in found] if config.verify else found
 
 
@@ -120,13 +123,14 @@ def run_on_host(mod: IRModule) -> Run:
     return on_host(mod, compile_)
 
 
-def kernel_passes(target: Target, report: Report | None = None) -> list[Pass]:
+def kernel_passes(config: Config, target: Target, report: Report) -> list[Pass]:
     """Phase 2: from Relax ops to scheduled PrimFuncs."""
     on_cpu = target.kind.name == "llvm"
+    fuses = config.attention != "off"
     return [
         passes.BoundTakeIndices(),
         passes.BroadcastInfiniteFills(),
-        passes.LowerAttention(target, report),
+        passes.LowerAttention(target if fuses else None, report=report),
         passes.WidenBfloat16Ops(),
         passes.SplitSharedOperands(),
         relax.transform.FuseTransposeMatmul(),
@@ -176,7 +180,7 @@ def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Rep
     """Phase 2. Fills `report.kernels`; raises SitsError with every error that the passes emit."""
     if target.kind.name == "cuda":
         load_tensor_intrinsics()
-    mod = _run("2_kernels", kernel_passes(target, report), mod, target, config, report)
+    mod = _run("2_kernels", kernel_passes(config, target, report), mod, target, config, report)
     report.kernels = [
         _kernel(gvar.name_hint, func)
         for gvar, func in mod.functions_items()

@@ -71,7 +71,7 @@ class RewriteCheck:
     """What `Config.verify` measured where a pass computes `binding` in another way.
 
     `difference` is the largest of the new value to the old one, in the draw that came nearest to
-    its `limit`; `reason` tells why there were no draws.
+    its `limit`; `reason` tells why there were no draws; `pass_name` names the pass.
     """
 
     function: str
@@ -81,6 +81,7 @@ class RewriteCheck:
     limit: float
     draw: str
     reason: str
+    pass_name: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .report import GradientSummary, Report
 
 Table = tuple[str, list[str], list[list[str]]]
+WIDTH = 140
 _SHOWN_SASS = ("HMMA", "IMMA", "HGMMA", "IGMMA", "FFMA", "LOP3", "CALL", "LDG.128", "LDG.narrow")
+_ATTENTION_DEFAULTS: dict[str, Any] = {
+    "causal": None,
+    "window": 0,
+    "softcap": 0.0,
+    "empty_row": "nan",
+    "scores_dtype": "float32",
+    "softmax_dtype": "float32",
+    "bias": None,
+}
 
 
 def report_tables(report: Report) -> Iterator[Table]:
@@ -44,14 +56,15 @@ def report_tables(report: Report) -> Iterator[Table]:
                     a.binding,
                     "yes" if a.recognised else "no",
                     a.reason,
-                    _pairs(a.attrs),
+                    _attention_cell(a.attrs),
                 ]
                 for a in report.attention
             ],
         )
     if report.attention_rewrites:
+        changed = sum(r.changed for r in report.attention_rewrites)
         yield (
-            f"redundancy in attention: {sum(r.changed for r in report.attention_rewrites)} changed",
+            f"redundancy: {changed} rewritten, {len(report.attention_rewrites) - changed} left",
             ["function", "binding", "rule", "changed", "reason"],
             [
                 [r.function, r.binding, r.rule, "yes" if r.changed else "", r.reason]
@@ -59,12 +72,13 @@ def report_tables(report: Report) -> Iterator[Table]:
             ],
         )
     if report.rewrite_checks:
+        within = sum(r.difference <= r.limit for r in report.rewrite_checks if r.draws)
         yield (
-            f"rewrites compared: {len(report.rewrite_checks)}",
-            ["function", "binding", "draws", "difference", "limit", "in", "reason"],
+            f"rewrites compared: {within} of {len(report.rewrite_checks)} equal up to rounding",
+            ["function", "binding", "pass", "draws", "difference", "limit", "in", "reason"],
             [
                 [
-                    *(r.function, r.binding, str(r.draws)),
+                    *(r.function, r.binding, r.pass_name, str(r.draws)),
                     *(f"{r.difference:.1e}", f"{r.limit:.1e}", r.draw, r.reason),
                 ]
                 for r in report.rewrite_checks
@@ -120,13 +134,20 @@ def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain-text table, columns padded to their widest cell."""
+    """A plain-text table. Cells of the widest columns are wrapped to keep it within `WIDTH`."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
+        widths[widths.index(max(widths))] -= 1
     lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return "\n".join(text for line in lines for text in _wrapped(line, widths))
+
+
+def _wrapped(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    pairs = zip(cells, widths, strict=True)
+    wrapped = [textwrap.wrap(cell, width) if len(cell) > width else [cell] for cell, width in pairs]
+    for line in zip_longest(*wrapped, fillvalue=""):
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        yield "  ".join(padded).rstrip()
 
 
 def gradient_table(rows: Sequence[GradientSummary]) -> tuple[list[str], list[list[str]]]:
@@ -161,6 +182,13 @@ def _kernel_cell(value: Any) -> str:
     if isinstance(value, dict):  # the classes; full opcodes are in to_json()
         return _pairs({key: value[key] for key in _SHOWN_SASS if value.get(key)})
     return str(value)
+
+
+def _attention_cell(attrs: dict[str, Any]) -> str:
+    """The attributes that are not the usual ones; all of them are in to_json()."""
+    shown = {k: v for k, v in attrs.items() if k not in _ATTENTION_DEFAULTS}
+    shown |= {k: attrs[k] for k, v in _ATTENTION_DEFAULTS.items() if attrs.get(k, v) != v}
+    return _pairs({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in shown.items()})
 
 
 def _pairs(values: dict[str, Any]) -> str:

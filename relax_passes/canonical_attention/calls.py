@@ -40,7 +40,9 @@ def plan_call(graph: Graph, result: relax.Var) -> Plan:
 
 def _ours(graph: Graph, result: relax.Var, call: relax.Call) -> Plan:
     attrs = call.attrs
-    given = Masking(attrs["causal"], int(attrs["window"]), attrs["empty_row"], *call.args[3:])
+    bias = call.args[3] if len(call.args) > 3 else None
+    bounds = attrs["causal"], int(attrs["window"]), attrs["empty_row"]
+    given = Masking(*bounds, bias, f"given as R.{_OURS}")
     zero_rows = "infinite" if given.empty_row == "zero" else "none"
     is_open = given.bias is not None and given.causal is None and not given.window
     reads_mask = is_open and given.empty_row != "uniform"
@@ -70,7 +72,7 @@ def _tvm(graph: Graph, result: relax.Var, name: str, call: relax.Call) -> Plan:
         raise NearMiss("tvm-op", "no scale is given, and the head size is not static", result)
     scale = int(size) ** -0.5 if attrs.scale is None else float(attrs.scale.value)
     dtype = dtype_of(args[0])
-    proof = f"R.{name}"
+    proof = f"given as R.{name}"
     masking = Masking(causal=causal, bias=args[3] if len(args) > 3 else None, proof=proof)
     wide = softmax_dtype_of(dtype)
     return Plan(result, placed, scale, 0.0, "none", dtype, (wide,), wide, masking)

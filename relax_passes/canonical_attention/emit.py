@@ -26,8 +26,8 @@ class Emitter:
     ) -> None:
         self.bb, self.lookup, self.visit = bb, lookup, visit
 
-    def emit(self, plan: Plan) -> tuple[relax.Expr, relax.Call, str]:
-        """The value product anew, the call of the op, and what was proved of its masks.
+    def emit(self, plan: Plan) -> tuple[relax.Expr, str, relax.Call, str]:
+        """The value product anew, the op's binding and call, and what was proved of its masks.
 
         Raises
         ------
@@ -51,9 +51,10 @@ class Emitter:
         )
         proof = "; ".join(filter(None, (masking.proof, plan.note)))
         if plan.call is not None and _is_same(call, plan.call):
-            return plan.call, plan.call, proof
-        out = self._cast(self.bb.emit(call), dtype_of(plan.result))
-        return plan.placed.out.emit(self.bb, out), call, proof
+            return plan.call, plan.result.name, plan.call, proof
+        named = self.bb.emit(call, plan.result.name)  # as all rows of a report call it
+        out = self._cast(named, dtype_of(plan.result))
+        return plan.placed.out.emit(self.bb, out), named.name, call, proof
 
     def _masking(self, plan: Plan) -> tuple[Masking, str]:
         """What the masks say, and the dtype of the scores in which they say it."""

@@ -160,7 +160,7 @@ class MaskReader:
         bounds = bounds_of(together, self.shape)
         if bounds is None:
             together = Visibility(rest=tuple(self._condition(one) for one in seen))
-            bounds = Masking(proof="no bound that the op can say")
+            bounds = Masking(proof="a mask of no form that the op has, kept as a bias")
         bias = None
         for tensor in together.rest:
             tensor = self._emitted(tensor)

@@ -16,6 +16,7 @@ from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_
 from relax_passes.index_analysis.index_values import IndexValues
 
 __all__ = ["Lookup", "Visibility", "additive_visibility", "every_row_sees_a_key", "visibility"]
+_NO_BOUND = "a mask of no known form, kept as a bias"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def visibility(
     scores = _Scores(lookup, shape)
     formula = scores.value(mask)
     if formula is None or str(formula.ty) != "bool":
-        return Visibility(rest=(_as_visible(mask, visible),), proof="nothing proved")
+        return Visibility(rest=(_as_visible(mask, visible),), proof=_NO_BOUND)
     formula = formula if visible else scores.formulas.invert(formula)
     return scores.describe(formula, _as_visible(mask, visible))
 
@@ -193,6 +194,6 @@ def _proof(upper: Index | None, lower: Index | None, sources: list[relax.Expr]) 
     claims = [f"j ≤ i + ({upper})"] * (upper is not None)
     claims += [f"j ≥ i + ({lower})"] * (lower is not None)
     if not claims:
-        return "no bound proved"
+        return _NO_BOUND
     names = [f"`{x.name}`" if isinstance(x, relax.Var) else str(x) for x in _distinct(sources)]
     return f"{' and '.join(claims)}, from {', '.join(names)}"

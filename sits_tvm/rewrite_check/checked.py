@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -34,7 +35,8 @@ def checked(
     def run(mod: IRModule, _ctx: PassContext) -> IRModule:
         given = {} if weights is None else dict(weights)
         after = pass_(mod)
-        rows = check_rewrite(*_bound(mod, after, given, weights or {}), compile_)
+        sides = _bound(mod, after, given, weights or {})
+        rows = [replace(row, pass_name=name) for row in check_rewrite(*sides, compile_)]
         report.rewrite_checks += rows
         for row in rows:
             if not row.difference <= row.limit:

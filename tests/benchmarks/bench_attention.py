@@ -58,9 +58,8 @@ def fused(shapes: Shapes) -> Callable[..., Any]:
 
 
 def plain(shapes: Shapes) -> Callable[..., Any]:
-    mod = LowerAttention()(module(shapes))
-    as_it_is = sits_tvm.Config(attention="off")
-    return relax.VirtualMachine(sits_tvm.build(mod, TARGET, config=as_it_is), tvm.cpu())["main"]
+    built = sits_tvm.build(module(shapes), TARGET, config=sits_tvm.Config(attention="off"))
+    return relax.VirtualMachine(built, tvm.cpu())["main"]
 
 
 def tvm_default(shapes: Shapes) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ def block(steps, *, q=(2, 4, 6, 8), k=(2, 4, 7, 8), v=(2, 4, 7, 8), after=None):
 def canonical(mod):
     """The module after the pass and its report; the input stays as it is, twice is once."""
     digest, report = tvm_ffi.structural_hash(mod), Report()
-    after = CanonicalizeAttention(report)(mod)
+    after = CanonicalizeAttention(report=report)(mod)
     assert tvm_ffi.structural_hash(mod) == digest
     assert_structural_equal(CanonicalizeAttention()(after), after)
     return after, report.attention

@@ -61,7 +61,7 @@ def prune(mod: IRModule, *rules: str) -> tuple[IRModule, Rows]:
     """
     digest, report = tvm_ffi.structural_hash(mod), Report()
     chosen = rules or GRAPH_RULES
-    out = PruneRedundantAttention(chosen, report)(mod)
+    out = PruneRedundantAttention(chosen, report=report)(mod)
     assert tvm_ffi.structural_hash(mod) == digest
     assert relax.analysis.check_well_formed(out)
     for gvar, func in out.functions_items():

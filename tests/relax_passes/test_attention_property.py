@@ -36,7 +36,7 @@ def assert_close(found: Sequence[Tensor], want: Sequence[Tensor], tolerance: flo
 def test_same_values(form: Form):
     """The op by its float64 definition, its lowering op by op, and the graph op by op."""
     before, report = graphs.module(form), Report()
-    after = CanonicalizeAttention(report)(before)
+    after = CanonicalizeAttention(report=report)(before)
     lowered = relax_passes.LowerAttention()(after)
     (site,) = report.attention
     event(f"{form.fault or 'no fault'}: {site.reason.split(':')[0] or 'recognised'}")

@@ -97,7 +97,7 @@ def outcomes(table: str, how: str) -> list[tuple[Part, Outcome]]:
 
 def outcome(mod: IRModule) -> Outcome:
     report = Report()
-    after = CanonicalizeAttention(report)(mod)
+    after = CanonicalizeAttention(report=report)(mod)
     assert relax.analysis.check_well_formed(after)
     calls: list[relax.Call] = []
     relax.analysis.post_order_visit(after["main"], lambda e: calls.append(e) if _is_op(e) else None)

@@ -39,7 +39,7 @@ def before():
 def fixed(before):
     report = Report()
     digest = tvm_ffi.structural_hash(before)
-    after = FixQuantizeGradient(report)(before)
+    after = FixQuantizeGradient(report=report)(before)
     assert tvm_ffi.structural_hash(before) == digest
     return after, {site.function: site for site in report.quantize_sites}
 
@@ -117,7 +117,7 @@ def test_leaves_the_op_and_other_arithmetic_alone():
             return out
 
     report = Report()
-    assert FixQuantizeGradient(report)(Before).same_as(Before)
+    assert FixQuantizeGradient(report=report)(Before).same_as(Before)
     assert [(s.binding, s.form, s.fixed) for s in report.quantize_sites] == [
         ("y", "fake_quantize", True)
     ]

@@ -137,7 +137,7 @@ def test_the_adjoint_has_the_gradients_of_the_surrogate(spell, rules, rng):
     before, args, report = differentiated(spell, rules), arguments(spell, rng), Report()
     want = reference(spell, args)
     assert bool(rules) == (error(gradients(before, args), want) > 1e-2)
-    after = FixQuantizeGradient(report)(before)
+    after = FixQuantizeGradient(report=report)(before)
     assert error(gradients(after, args), want) < 1e-5
     assert "sits.fake_quantize_grad" in op_names(after["main_adjoint"])
     rows = [r for r in report.quantize_sites if r.function == "main_adjoint"]
@@ -191,7 +191,7 @@ def test_an_edited_adjoint_is_refused(edit):
     assert text.count(old) == 1
     mod, report = tvm.script.from_source(text.replace(old, new)), Report()
     with collect() as found:
-        after = FixQuantizeGradient(report)(mod)
+        after = FixQuantizeGradient(report=report)(mod)
     assert_structural_equal(after["main_adjoint"], mod["main_adjoint"])
     assert [d.code for d in found] == ["adjoint-not-repaired"]
     row = report.quantize_sites[-1]
@@ -219,6 +219,6 @@ def test_a_gradient_of_a_gradient_is_refused():
     mod["main_adjoint_adjoint"] = again
     report = Report()
     with collect():
-        FixQuantizeGradient(report)(mod)
+        FixQuantizeGradient(report=report)(mod)
     (row,) = [r for r in report.quantize_sites if r.function == "main_adjoint_adjoint"]
     assert "differentiate that again" in row.reason

@@ -18,7 +18,7 @@ def test_says_why(spell, parameters, code, severity):
     """The module stays the same object; one finding and one row name binding and condition."""
     before, report = one_function(spell, X, *parameters), Report()
     with collect() as found:
-        assert FixQuantizeGradient(report)(before).same_as(before)
+        assert FixQuantizeGradient(report=report)(before).same_as(before)
     assert [(d.code, d.severity, d.function) for d in found] == [(code, severity, "main")]
     (row,) = report.quantize_sites
     assert not row.fixed
@@ -68,7 +68,7 @@ def test_every_site_has_a_row():
         return b.multiply(codes_of(b, good, s, -5, 6), s)
 
     report = Report()
-    func = FixQuantizeGradient(report)(one_function(spell, X, SCALE))["main"]
+    func = FixQuantizeGradient(report=report)(one_function(spell, X, SCALE))["main"]
     assert [site.fixed for site in report.quantize_sites] == [True, False]
     assert isinstance(func.body.blocks[0].bindings[0].value, relax.Call)
     assert "quantization: 1 of 2 with its gradient" in str(report)

@@ -15,7 +15,7 @@ from tvm.script import relax as R
 import sits_tvm
 from relax_passes.lower_attention import LowerAttention
 from relax_passes.op import attention
-from sits_tvm import Report, parse_target
+from sits_tvm import Report, SitsError
 from sits_tvm.diagnostics import collect
 
 
@@ -90,9 +90,8 @@ def test_same_numbers_as_legalize_ops():
 
 
 def lowered(mod):
-    target = parse_target("llvm -mcpu=haswell")
     with collect() as notes:
-        after = LowerAttention(target)(mod)
+        after = LowerAttention("llvm -mcpu=haswell")(mod)
     return after, [note.message for note in notes]
 
 
@@ -155,8 +154,8 @@ def test_kernel_and_plain_ops_agree_in_a_build(dtype):
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal([int(n) for n in ty.shape]).astype(dtype) for ty in types]
     results, families = [], []
-    for mod in (bb.get(), LowerAttention()(bb.get())):
-        built = sits_tvm.build(mod, "llvm", config=sits_tvm.Config(attention="off"))
+    for choice in ("exact", "off"):
+        built = sits_tvm.build(bb.get(), "llvm", config=sits_tvm.Config(attention=choice))
         families.append("Attention" in {kernel.family for kernel in built.report.kernels})
         vm = relax.VirtualMachine(built, tvm.cpu())
         results.append(vm["main"](*map(tvm.runtime.tensor, arrays)).numpy().astype("float32"))
@@ -177,7 +176,7 @@ def test_the_report_has_a_row_per_attention():
             out = bb.emit_output(relax.Tuple([second, third]))
         bb.emit_func_output(out)
     report = Report()
-    LowerAttention(parse_target("llvm"), report)(bb.get())
+    LowerAttention("llvm", report=report)(bb.get())
     reason = "q, k and v are float64; the kernel takes float16, bfloat16, float32"
     rows = [(row.binding, row.kernel, row.reason) for row in report.lowered_attention]
     names = [first.name, second.name, third.name]
@@ -186,8 +185,8 @@ def test_the_report_has_a_row_per_attention():
     assert "attention lowered: 2 of 3 fused" in str(report)
     assert Report.from_json(report.to_json()).lowered_attention == report.lowered_attention
     report = Report()
-    LowerAttention(None, report)(bb.get())
-    assert [row.reason for row in report.lowered_attention] == ["no target was given"] * 3
+    LowerAttention(report=report)(bb.get())
+    assert [row.reason for row in report.lowered_attention] == ["plain ops are asked for"] * 3
 
 
 def test_no_kernel_rounds_scores_to_float16():
@@ -197,7 +196,12 @@ def test_no_kernel_rounds_scores_to_float16():
     with bb.function("main", [q]):
         bb.emit_func_output(bb.emit(attention(q, q, q, scores_dtype="float16")))
     report = Report()
-    after = LowerAttention(parse_target("llvm"), report)(bb.get())
+    after = LowerAttention("llvm", report=report)(bb.get())
     assert "R.astype" in after["main"].script()
     (row,) = report.lowered_attention
     assert (row.kernel, row.reason) == ("", "scores_dtype is float16; the kernel's is float32")
+
+
+def test_refuses_what_is_no_target():
+    with pytest.raises(SitsError, match="a Report is no target"):
+        LowerAttention(Report())

@@ -187,8 +187,11 @@ def test_no_rule_no_change():
 
 
 def test_rules_have_to_exist():
-    with pytest.raises(ValueError, match=r"rules=\['cse'\]: there are views, common-sub"):
-        PruneRedundantAttention(["cse"])
+    for rules in (["cse"], "cse"):
+        with pytest.raises(ValueError, match=r"rules=\['cse'\]: write a set of views, common-sub"):
+            PruneRedundantAttention(rules)
+    with pytest.raises(ValueError, match=r"rules=.*Report: empty.*: write a set of"):
+        PruneRedundantAttention(Report())
 
 
 def test_rows_name_function_binding_and_proof():

@@ -3,7 +3,10 @@
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+import tvm
 from small_modules import one_function
 from tvm import relax, tirx
 from tvm.relax import op as R
@@ -11,6 +14,7 @@ from tvm.relax import op as R
 import sits_tvm
 from relax_passes.head_rules import low_rank_rewrite
 from relax_passes.head_rules.low_rank import low_rank_factors
+from relax_passes.packed_weights.weight_sites import MATMUL
 from relax_passes.prune_rules import block
 from relax_passes.prune_rules.rule import Outcome, Rule
 from sits_tvm import Config, SitsError
@@ -49,11 +53,55 @@ def test_rules_are_chosen(attention, ran, changed):
     assert len(report.attention) == len(ran) / 2
 
 
+@pytest.mark.parametrize(
+    ("attention", "row"),
+    [("off", ("", "plain ops are asked for")), ((), ("attention", ""))],
+)
+def test_off_compiles_an_imported_op_as_plain_ops(attention, row):
+    """PyTorch's functional attention is imported as the op: "off" is off for it, too."""
+
+    class Attend(torch.nn.Module):
+        def forward(self, q):
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    q = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    mod, _ = sits_tvm.from_torch(Attend(), (q,))
+    built = sits_tvm.build(mod, CPU, config=Config(attention=attention))
+    (lowered,) = built.report.lowered_attention
+    assert (lowered.kernel, lowered.reason) == row
+    families = {kernel.family for kernel in built.report.kernels}
+    assert ("Attention" in families) == bool(lowered.kernel)
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](q.numpy()).numpy()
+    np.testing.assert_allclose(got, Attend()(q), rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_verify_runs_what_the_passes_change():
     _, report = sits_tvm.lower(module(), CPU, config=Config(verify=True))
     assert {row.binding for row in report.rewrite_checks} == {"gv"}
     assert all(row.draws and row.difference <= row.limit for row in report.rewrite_checks)
+
+
+def test_one_attention_has_one_name_in_all_tables():
+    """Of the product that it replaces, where a view follows and where other names are taken."""
+
+    class Two(torch.nn.Module):
+        def forward(self, q):
+            for _ in range(2):
+                weights = torch.softmax(torch.bmm(q, q.mT) / 4, -1)
+                q = torch.bmm(weights, q).cos()
+            return q
+
+    mod, _ = sits_tvm.from_torch(Two(), (torch.zeros(4, 5, 8),))
+    _, report = sits_tvm.lower(mod, CPU, config=Config(verify=True))
+    names = [row.binding for row in report.attention]
+    bindings = mod["main"].body.blocks[0].bindings
+    products = [b.var.name for b in bindings if getattr(b.value, "op", None) == MATMUL]
+    assert names == products[1::2]
+    assert [row.binding for row in report.lowered_attention] == names
+    checks = [(row.pass_name, row.binding) for row in report.rewrite_checks]
+    assert [name for pass_name, name in checks if pass_name == "CanonicalizeAttention"] == names
+    assert len(set(checks)) == len(checks), checks
 
 
 def test_verify_refuses_a_wrong_rewrite(monkeypatch):

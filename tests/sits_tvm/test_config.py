@@ -63,6 +63,7 @@ def test_no_field_is_taken_without_effect(field):
 def test_attention_takes_rules():
     assert Config().attention_rules == frozenset(ATTENTION_RULES)
     assert Config(attention="off").attention_rules == frozenset()
+    assert all(f'"{rule}"' in Config.__doc__ for rule in ATTENTION_RULES)
     for names in ({"views"}, ["views"], ("views",), frozenset({"views"})):
         assert Config(attention=names).attention_rules == {"views"}
         assert Config(attention=names) == Config(attention=frozenset({"views"}))

@@ -2,15 +2,17 @@
 
 from sits_tvm.diagnostics import Diagnostic
 from sits_tvm.report import (
+    AttentionRewrite,
     AttentionSite,
     Kernel,
     PassRun,
     QuantizedWeight,
     QuantizeSite,
     Report,
+    RewriteCheck,
     SkippedWeight,
 )
-from sits_tvm.report_tables import render_table
+from sits_tvm.report_tables import WIDTH, render_table
 
 
 def full_report() -> Report:
@@ -18,7 +20,9 @@ def full_report() -> Report:
         target="llvm",
         quantized=[QuantizedWeight("main", "lv1", "q.weight", "int4 g32", (64, 32), 8192, 1184)],
         skipped=[SkippedWeight("main", "lv2", "<lm_head>", "head: set Config.quantize_head")],
-        attention=[AttentionSite("main", "lv3", True, "", {"scale": 0.5})],
+        attention=[AttentionSite("main", "lv3", True, "no mask", {"scale": 0.5, "window": 0})],
+        attention_rewrites=[AttentionRewrite("main", "lv3", "views", False, "no view")],
+        rewrite_checks=[RewriteCheck("main", "lv3", 9, 1e-7, 1e-6, "seed 0", "", "Fuse")],
         quantize_sites=[QuantizeSite("main", "lv4", "divide, round", False, "range: not clipped")],
         passes=[PassRun("LegalizeOps", True, 0.25)],
         kernels=[Kernel("k", "Matmul", "default", ("8", "m"), ("128",), 32, 0, 0, 0, {"FFMA": 4})],
@@ -38,6 +42,9 @@ def test_text_shows_every_row():
         "1,184",
         "<lm_head>",
         "scale=0.5",
+        "0 rewritten, 1 left",
+        "1 of 1 equal up to rounding",
+        "Fuse",
         "range: not clipped",
         "LegalizeOps",
         "8xm",
@@ -61,10 +68,26 @@ def test_table_pads_columns():
     assert render_table(["a", "bb"], [["ccc", "d"]]) == "a    bb\n---  --\nccc  d"
 
 
+def test_wide_cells_are_wrapped():
+    """No word is lost, and what is narrow stays as it is."""
+    words = [f"w{n}" for n in range(200)]
+    lines = render_table(["name", "reason"], [["x", " ".join(words)], ["y", ""]]).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[2].startswith("x     w0 w1 ")
+    assert lines[-1] == "y"
+    assert " ".join(line[6:].strip() for line in lines[2:-1]).split() == words
+
+
+def test_the_usual_attributes_of_attention_are_not_printed():
+    assert "window" not in str(full_report())
+    odd = AttentionSite("main", "lv", True, "", {"scale": 1 / 3, "window": 4})
+    assert "scale=0.333333 window=4" in str(Report(attention=[odd]))
+
+
 def test_repr_is_short():
     assert repr(Report()) == "<Report: empty>"
     assert repr(full_report()).startswith(
-        "<Report: 1 quantized, 1 skipped, 1 attention, 1 quantize_sites"
+        "<Report: 1 quantized, 1 skipped, 1 attention, 1 attention_rewrites"
     )
 
 
