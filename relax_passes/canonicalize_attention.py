@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,12 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._map_functions import map_functions
 from relax_passes.canonical_attention.adjoints import Missed, is_adjoint, without_gradients
-from relax_passes.canonical_attention.anchors import softmax_of
+from relax_passes.canonical_attention.anchors import softmaxes_of, unnormalised
 from relax_passes.canonical_attention.calls import is_attention, plan_call
 from relax_passes.canonical_attention.emit import Emitter
 from relax_passes.canonical_attention.graph import Graph, NearMiss
-from relax_passes.canonical_attention.plan import Plan, plan
+from relax_passes.canonical_attention.plan import Plan, Softmax, plan
+from relax_passes.canonical_attention.split_functions import softmax_arguments, split_softmaxes
 from relax_passes.op.attention import ATTRIBUTES
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import AttentionSite, Report
@@ -91,35 +92,48 @@ class CanonicalizeAttention:
         self.report = report
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        arguments = softmax_arguments(mod)
+
         def visit(name: str, func: relax.Function) -> relax.Function:
-            found = _Canonicalizer(mod, name, Graph(func), self.report)
+            graph = Graph(func)
+            split = split_softmaxes(graph, arguments)
+            found = _Canonicalizer(mod, name, graph, split, self.report)
             return found.visit_expr(func) if found.plans else func
 
         result = map_functions(mod, visit)
         return mod if result is mod else relax.transform.DeadCodeElimination()(result)
 
 
-def blocks(graph: Graph) -> Iterator[tuple[relax.Var, Callable[[], Plan]]]:
-    """Where attention may be, and how to plan it: softmax between products, and ops."""
+def blocks(
+    graph: Graph, softmaxes: Sequence[Softmax]
+) -> Iterator[tuple[relax.Var, Callable[[], Plan]]]:
+    """Where attention may be, and how to plan it: ops, and softmax between products."""
     for binding in graph.bindings:
         var = binding.var
-        if graph.is_copy(var):
-            continue
-        if is_attention(graph, var):
+        if is_attention(graph, var) and not graph.is_copy(var):
             yield var, partial(plan_call, graph, var)
-        elif (softmax := softmax_of(graph, var)) is not None:
-            yield var, partial(plan, graph, softmax)
+    for softmax in softmaxes:
+        var = softmax.divided.result if softmax.divided else softmax.weights
+        yield var, partial(plan, graph, softmax)
 
 
 @mutator
 class _Canonicalizer(PyExprMutator):
-    def __init__(self, mod: IRModule, function: str, graph: Graph, report: Report | None) -> None:
+    def __init__(
+        self,
+        mod: IRModule,
+        function: str,
+        graph: Graph,
+        misses: Iterable[Missed],
+        report: Report | None,
+    ) -> None:
         super().__init__(mod)
         self.function, self.graph, self.report = function, graph, report
         self.plans: dict[relax.Var, Plan] = {}
         self.current: relax.Var | None = None
-        misses: list[Missed] = []
-        for var, make in blocks(graph):
+        softmaxes = softmaxes_of(graph)
+        misses = [*misses, *unnormalised(graph, softmaxes)]
+        for var, make in blocks(graph, softmaxes):
             try:
                 found = make()
                 self.plans[found.result] = found
@@ -165,6 +179,7 @@ class _Canonicalizer(PyExprMutator):
                 f"not recognised as attention: {missed.message}",
                 function=self.function,
                 binding=binding,
+                help=missed.help,
             )
         )
         if self.report is not None:

@@ -46,11 +46,19 @@ class Block:
         product, side = self.product, self.weights.side
         met = dict(zip(product.letters[side], self.weights.element.indices, strict=True))
         self._check_sum(met.pop(SUMMED), [i for c, i in met.items() if c != UNIT])
+        self._check_lengths(shape_of(product.operands[1 - side]), product.letters[1 - side])
         self.letter, size = self._width(met)
         width = self.points.axis("w", size)
         at = [width if c == self.letter else met.get(c, integer(0)) for c in product.out]
         element = product.element(1 - side, at, self.axes[self.key])
         return Operand(views_of(self.points, element), width, size)
+
+    def _check_lengths(self, shape: Sequence[Index], letters: Sequence[str]) -> None:
+        keys, values = self.extents[self.key], shape[list(letters).index(SUMMED)]
+        if not self.points.domain.is_equal(keys, values):
+            message = f"there are {keys} keys and {values} values"
+            help_ = "give both one length: the same symbol in their shapes, or R.match_cast"
+            raise NearMiss("lengths", message, self.product.result, help_)
 
     def _check_sum(self, summed: Index, others: Sequence[Index]) -> None:
         axis = self.axes[self.key]
@@ -69,8 +77,9 @@ class Block:
             raise NearMiss("weights-broadcast", message, self.product.result)
         return free[0], out[free[0]]
 
-    def place(self, masks: Sequence[Mask]) -> Placed:
-        """
+    def place(self, masks: Sequence[Mask], result: relax.Expr) -> Placed:
+        """For a result that is the value product, or a view of it.
+
         Raises
         ------
         NearMiss
@@ -79,7 +88,7 @@ class Block:
         points, operands = self.points, self.operands
         axes = Axes(points, self.axes, self.extents, self.key)
         for frame in axes.frames(*operands.trails):
-            tensors, out = operands.placed(points, frame), self._out(frame)
+            tensors, out = operands.placed(points, frame), self._out(frame, result)
             found = [(mask, placed_mask(points, mask, frame)) for mask in masks]
             placed = tuple((mask, r) for mask, r in found if r is not None)
             if tensors is not None and out is not None and len(placed) == len(masks):
@@ -87,17 +96,18 @@ class Block:
         message = "no permutation and reshape of q, k, v, a mask and the result gives (B, H, S, D)"
         raise NearMiss("layout", message, self.product.result)
 
-    def _out(self, frame: Frame) -> Recipe | None:
-        """How the value product lies in (B, H, Sq, Dv)."""
-        product = self.product
-        axes = self.points.axes_of(product.result, "o")
-        named = dict(zip(product.out, axes, strict=True))
+    def _out(self, frame: Frame, result: relax.Expr) -> Recipe | None:
+        """How `result` lies in (B, H, Sq, Dv)."""
+        product, points = self.product, self.points
+        axes = points.axes_of(result, "o")
+        *_, shown = points.chain(Element(result, axes))
+        named = dict(zip(product.out, shown.indices, strict=True))
         letters = zip(product.letters[self.weights.side], self.weights.own, strict=True)
         own = {axis: named.get(c, integer(0)) for c, axis in letters}
-        origin = self.points.at(Element(product.result, self.weights.origin), own).indices
+        origin = points.at(Element(product.result, self.weights.origin), own).indices
         back = dict(zip(self.axes, origin, strict=True))
-        place = self.points.at(Element(product.result, frame.back), back).indices
+        place = points.at(Element(product.result, frame.back), back).indices
         extents = [*frame.extents[:3], self.operands.value.size]
-        result = relax.Var("attention", relax.TensorType(extents, dtype_of(product.result)))
-        element = self.points.simplified(Element(result, (*place, named[self.letter])))
-        return recipe(self.points, element, axes, shape_of(product.result))
+        ours = relax.Var("attention", relax.TensorType(extents, dtype_of(result)))
+        element = points.simplified(Element(ours, (*place, named[self.letter])))
+        return recipe(points, element, axes, shape_of(result))

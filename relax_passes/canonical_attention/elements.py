@@ -103,9 +103,9 @@ class Points:
             order = call.attrs.axes
             axes = reversed(range(rank)) if order is None else (int(i) % rank for i in order)
             return Element(result, tuple(element.indices[i] for i in axes))
-        source, target = shape_of(call.args[0]), shape_of(result)
-        is_whole = self.domain.is_equal(product(source), product(target))
-        if name not in _RESHAPES or not is_whole:
+        source = shape_of(call.args[0]) if name in _RESHAPES else []
+        target = shape_of(result)
+        if not source or not self.domain.is_equal(product(source), product(target)):
             raise NearMiss("weights-changed", f"R.{name} drops or repeats weights", result)
         found = regroup(list(element.indices), source, target, self.domain)
         return self.simplified(Element(result, tuple(found)))

@@ -3,6 +3,7 @@ Shared by the recognition of attention."""
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -27,10 +28,12 @@ class NearMiss(Exception):
         What was found, with values.
     binding : str
         The variable where it was found.
+    help : str
+        What to write instead, or "".
     """
 
-    def __init__(self, code: str, message: str, where: relax.Expr) -> None:
-        self.code, self.message = code, message
+    def __init__(self, code: str, message: str, where: relax.Expr, help: str = "") -> None:
+        self.code, self.message, self.help = code, message, help
         self.binding = where.name if isinstance(where, relax.Var) else ""
         super().__init__(message)
 
@@ -40,6 +43,7 @@ class Graph(Values):
 
     def __init__(self, func: relax.Function) -> None:
         super().__init__(func)
+        self.func = func
         self.bindings: list[relax.Binding] = []
         self.readers: dict[relax.Var, list[relax.Binding]] = {}
         self.results: set[relax.Var] = set()
@@ -51,6 +55,37 @@ class Graph(Values):
             value = binding.value
             for var in set(used_vars(value.cond if isinstance(value, relax.If) else value)):
                 self.readers.setdefault(var, []).append(binding)
+        self.binding_of = {binding.var: binding for binding in self.bindings}
+
+    @functools.cached_property
+    def activations(self) -> set[relax.Var]:
+        """What is computed from inputs, not from weights alone.
+
+        Inputs are the arguments before ``num_input``. Without it float matrices may be weights,
+        until they are multiplied.
+        """
+        count = (self.func.attrs or {}).get("num_input")
+        inputs = self.func.params if count is None else self.func.params[: int(count)]
+        found = {x for x in inputs if count is not None or not _is_matrix(x)}
+        for var, value in ((b.var, b.value) for b in self.bindings):
+            is_product = count is None and self.call(var)[0] in ("matmul", "einsum")
+            if is_product or not found.isdisjoint(used_vars(value)):
+                found.add(var)
+        return found
+
+    def words(self, var: relax.Expr) -> str:
+        """What makes `var`."""
+        name, value = self.call(var)[0], self.of(var)
+        if name:
+            return f"R.{name}"
+        if isinstance(self.binding_of.get(value), relax.MatchCast):
+            return "R.match_cast"
+        if isinstance(value, relax.TupleGetItem):
+            return f"a field of {self.words(value.tuple_value)}"
+        if isinstance(value, relax.Call):
+            return f"a call of `{getattr(value.op, 'name_hint', value.op)}`"
+        kinds = {relax.Tuple: "a tuple", relax.If: "a branch", relax.Var: "an argument"}
+        return kinds.get(type(value), "a constant")
 
     def only_reader(self, var: relax.Var) -> relax.Binding | None:
         """The one binding that reads `var`, or None for another number or a result."""
@@ -72,6 +107,10 @@ class Graph(Values):
             known = [number for number in numbers if number is not None]
             return _computed(name, known) if len(known) == len(numbers) else None
         return self.number(expr)
+
+
+def _is_matrix(x: relax.Var) -> bool:
+    return isinstance(x.ty, relax.TensorType) and x.ty.ndim <= 2 and dtype_of(x) in FLOATS
 
 
 _ARITHMETIC: dict[str, Callable[..., float]] = {

@@ -18,6 +18,15 @@ from relax_passes.canonical_attention.weights import WeightReader
 
 
 @dataclass(frozen=True)
+class Divided:
+    """A view of the value product, divided by the sum of exponentials, gives `result`."""
+
+    total: relax.Expr
+    view: relax.Expr
+    result: relax.Var
+
+
+@dataclass(frozen=True)
 class Softmax:
     """softmax(scores) over one axis, bound to `weights`.
 
@@ -27,16 +36,15 @@ class Softmax:
         None: what divides is not proved to be the sum over one axis.
     is_stable : bool
         It is right also where all scores of a row are the lowest number.
-    total, divided : relax.Var, optional
-        `weights` are not divided yet: their sum, and the value product divided by it.
+    divided : Divided, optional
+        `weights` are not divided yet, but the value product is.
     """
 
     weights: relax.Var
     scores: relax.Expr
     axis: int | None
     is_stable: bool = True
-    total: relax.Expr | None = None
-    divided: relax.Var | None = None
+    divided: Divided | None = None
 
 
 @dataclass(frozen=True)
@@ -94,13 +102,15 @@ def plan(graph: Graph, softmax: Softmax) -> Plan:
     points = Points(graph)
     axes = points.axes_of(softmax.scores, "x")
     start, key_axis = Element(softmax.scores, axes), axes[softmax.axis]
-    weights = WeightReader(points, softmax.weights, axes, softmax.total).read()
+    divided = softmax.divided
+    weights = WeightReader(points, softmax.weights, axes, divided and divided.total).read()
     scores = ScoreReader(points, key_axis).read(start)
     sides = sides_of(points, scores, key_axis)
     guards = GuardReader(points, scores.masks, start, key_axis)
     zero_rows = guards.zero_rows(weights.guards)
     block = Block(points, start, softmax.axis, sides, weights)
-    result = weights.product.result if softmax.divided is None else softmax.divided
+    product = weights.product.result
+    view, result = (divided.view, divided.result) if divided else (product, product)
     query, key, value = block.operands.trails
     dtypes = [query.dtype, key.dtype, value.dtype]
     if not {*dtypes, dtype_of(result)} <= set(FLOATS):
@@ -109,7 +119,7 @@ def plan(graph: Graph, softmax: Softmax) -> Plan:
     wide = softmax_dtype_of(widest(dtype, dtype_of(softmax.scores)))
     return Plan(
         result,
-        block.place(scores.masks),
+        block.place(scores.masks, view),
         scores.scale * query.factor * key.factor * (scores.bound or 1.0),
         scores.bound or 0.0,
         zero_rows,

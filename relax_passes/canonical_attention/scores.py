@@ -86,8 +86,8 @@ class ScoreReader:
         name, call = self.graph.call(tensor)
         step = getattr(self, f"_{name}", None)
         if step is None:
-            source = f"R.{name}" if name else "no operation, but a parameter or constant"
-            raise NearMiss("no-product", f"scores come from {source}", tensor)
+            message = f"scores come from {self.graph.words(tensor)}"
+            raise NearMiss("no-product", message, tensor)
         return step(call, element)
 
     def _below(self, element: Element, source: relax.Expr) -> Scores:

@@ -9,43 +9,70 @@ from tvm import relax
 
 from relax_passes.canonical_attention.elements import Element, Points, broadcast_element
 from relax_passes.canonical_attention.graph import Graph
-from relax_passes.canonical_attention.plan import Softmax
+from relax_passes.canonical_attention.plan import Divided, Softmax
 from relax_passes.canonical_attention.products import product_of
 
 
-def quotient(graph: Graph, var: relax.Var, divide: relax.Call) -> Softmax | None:
+def quotient(graph: Graph, var: relax.Var, name: str, call: relax.Call) -> Softmax | None:
     """exp(x) / sum(exp(x)), or (exp(x) v) / sum(exp(x)); the maximum is subtracted from x, or not.
 
-    `axis` is None where the sum is not proved to be that of the exponentials over one axis.
+    Also times 1 / sum. `axis` is None where the sum is not proved to be that of the exponentials
+    over one axis.
     """
-    top, bottom = divide.args
     points = Points(graph)
-    whole = Element(top, points.axes_of(top, "x"))
-    below = broadcast_element(bottom, whole)
+    left, right = call.args
+    for top, other in [(left, right)] if name == "divide" else [(left, right), (right, left)]:
+        if not points.same_shape(top, var):
+            continue
+        whole = Element(top, points.axes_of(top, "x"))
+        below = broadcast_element(other, whole)
+        divisor: Element | None = below if name == "divide" else _reciprocal(points, below)
+        found = None if divisor is None else _normalised(points, var, whole, divisor)
+        if found is not None:
+            return found
+    return None
+
+
+def _reciprocal(points: Points, factor: Element) -> Element | None:
+    """x, where the factor is 1 / x."""
+    *_, deepest = points.chain(factor)
+    name, call = points.graph.call(deepest.tensor)
+    if name != "divide" or points.graph.fill(call.args[0]) != 1.0:
+        return None
+    return broadcast_element(call.args[1], deepest)
+
+
+def _normalised(points: Points, var: relax.Var, whole: Element, below: Element) -> Softmax | None:
+    graph = points.graph
     *_, total = points.chain(below)
     if graph.call(total.tensor)[0] != "sum":
         return None
-    if graph.call(top)[0] == "exp":
+    name, exp = graph.call(whole.tensor)
+    if name == "exp":
         axis = _summed_axis(points, below, whole)
-        return Softmax(var, graph.call(top)[1].args[0], axis, is_stable=_is_stable(points, whole))
+        return Softmax(var, exp.args[0], axis, is_stable=_is_stable(points, whole))
     return _behind_values(points, var, whole, below)
 
 
 def _behind_values(points: Points, var: relax.Var, out: Element, below: Element) -> Softmax | None:
-    product = product_of(points.graph, out.tensor)
-    if product is None or not points.same_shape(var, out.tensor):
+    """The product of exponentials and values, or a view of it, divided by their sum."""
+    *_, deepest = points.chain(out)
+    product = product_of(points.graph, deepest.tensor)
+    if product is None:
         return None
     summed = points.axis("s", product.summed_extent())
     *_, total = points.chain(below)
     for side in (0, 1):
-        for element in points.chain(product.element(side, out.indices, summed)):
+        for element in points.chain(product.element(side, deepest.indices, summed)):
             name, exp = points.graph.call(element.tensor)
             if name == "exp":
                 is_sum = points.reduces("sum", below, element, summed)
                 axis = [n for n, i in enumerate(element.indices) if i.same_as(summed)]
                 found = axis[0] if is_sum and axis else None
-                stable = _is_stable(points, element)
-                return Softmax(element.tensor, exp.args[0], found, stable, total.tensor, var)
+                divided = Divided(total.tensor, out.tensor, var)
+                return Softmax(
+                    element.tensor, exp.args[0], found, _is_stable(points, element), divided
+                )
     return None
 
 

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import relax, tirx
 
 from relax_passes.canonical_attention.elements import Element, Points, broadcast_element
-from relax_passes.canonical_attention.graph import FLOATS, Graph, NearMiss, dtype_of
+from relax_passes.canonical_attention.graph import FLOATS, NearMiss, dtype_of
 from relax_passes.canonical_attention.products import Product, product_of
+from relax_passes.canonical_attention.reach import VIEWS
 
 _LONGEST = 16  # bindings between a softmax and its product
 
@@ -53,33 +53,11 @@ class Weights:
     is_returned: bool
 
 
-def reaches_product(graph: Graph, softmax: relax.Var) -> bool:
-    """Whether views and ops that keep the shape lead from a softmax to a product of it."""
-    seen, front = {softmax}, [softmax]
-    for _ in range(_LONGEST):
-        pairs = [(var, b.var) for var in front for b in graph.readers.get(var, ())]
-        names = [graph.call(reader)[0] for _, reader in pairs]
-        if "matmul" in names or "einsum" in names:
-            return True
-        kept = zip(pairs, names, strict=True)
-        front = [r for (var, r), name in kept if r not in seen and _keeps(var, r, name)]
-        seen.update(front)
-    return False
-
-
-def _keeps(var: relax.Var, reader: relax.Var, name: str) -> bool:
-    return name in _VIEWS or tvm_ffi.structural_equal(_shape(var), _shape(reader))
-
-
-def _shape(var: relax.Var) -> object:
-    return getattr(var.ty, "shape", None)
-
-
-_VIEWS = (
-    *("reshape", "flatten", "permute_dims", "expand_dims", "squeeze", "broadcast_to"),
-    "strided_slice",
-)
 _INFINITE = (math.inf, -math.inf)
+_INSTEAD = (
+    "multiply softmax(scores) by the values with matmul or einsum, hide keys before the softmax, "
+    "and export without dropout"
+)
 
 
 class WeightReader:
@@ -123,8 +101,11 @@ class WeightReader:
         rest = [var for var in readers if not (var.same_as(self.total) or self._is_test(var))]
         inner = [var for var in rest if not self._is_returned(var)]
         self.is_returned |= tensor in self.graph.results or len(inner) < len(rest)
-        if len(inner) != 1:
-            message = f"weights are read by {', '.join(f'`{v.name}`' for v in inner) or 'nothing'}"
+        if not inner:
+            message = f"weights are {'returned' if self.is_returned else 'unused'}, not multiplied"
+            raise NearMiss("no-value-product", message, tensor)
+        if len(inner) > 1:
+            message = f"weights are read by {', '.join(f'`{v.name}`' for v in inner)}"
             raise NearMiss("weights-used-elsewhere", message, tensor)
         return inner[0]
 
@@ -139,7 +120,7 @@ class WeightReader:
         """Whether nothing but the function's result is made of it."""
         readers = [binding.var for binding in self.graph.readers.get(var, ())]
         name, _ = self.graph.call(var)
-        if name not in ("", "astype", *_VIEWS) and not self.graph.is_copy(var):
+        if name not in ("", "astype", *VIEWS) and not self.graph.is_copy(var):
             return False
         is_result = var in self.graph.results
         return (is_result or bool(readers)) and all(map(self._is_returned, readers))
@@ -154,6 +135,8 @@ class WeightReader:
 
     def _follow(self, reader: relax.Var) -> None:
         name, call = self.graph.call(reader)
+        if not isinstance(reader.ty, relax.TensorType):
+            raise self._changed(reader)
         own = self.points.axes_of(reader, "w")
         shown = self.points.step(Element(reader, own))
         if shown is not None:
@@ -167,10 +150,13 @@ class WeightReader:
         elif name == "where":
             self._guard(call, reader)
         elif not (name == "astype" and dtype_of(reader) in FLOATS) and not self._is_one(call):
-            message = f"weights go through R.{name}" if name else "weights go into a tuple"
-            raise NearMiss("weights-changed", message, reader)
+            raise self._changed(reader)
         self.element = Element(reader, self.element.indices)
         self.seen.add(reader)
+
+    def _changed(self, reader: relax.Var) -> NearMiss:
+        message = f"weights go through {self.graph.words(reader)}"
+        return NearMiss("weights-changed", message, reader, _INSTEAD)
 
     def _is_one(self, call: Any) -> bool:
         name = call.op.name if call is not None else ""

@@ -1,6 +1,5 @@
 """All spellings of attention, by table; see `attention_meaning.Spelling`."""
 
-from attention_meaning import NOTHING
 from attention_spellings_biased import BIASED
 from attention_spellings_causal import CAUSAL
 from attention_spellings_grouped import GROUPED
@@ -23,13 +22,3 @@ TABLES = {
     "causal": CAUSAL,
 }
 SPELLINGS = [spelling for table in TABLES.values() for spelling in table]
-
-# What the pass does not do yet, by import: the start of what is wrong with it. TVM's importer puts
-# reshapes between the product and the division, which the pass does not read through.
-_BEHIND = "division behind the values"
-_UNSEEN = {
-    f"{_BEHIND}{form}{part}": text
-    for form in ("", ", no maximum")
-    for part, text in {"": f"0 attention ops; {NOTHING}", ", twin": f"refused: {NOTHING}"}.items()
-}
-MISSED: dict[str, dict[str, str]] = {"tvm": _UNSEEN, "from_torch": {}, "dynamic": {}}

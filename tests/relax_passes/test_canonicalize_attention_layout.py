@@ -111,6 +111,29 @@ class TvmOp:
         return out
 
 
+@I.ir_module
+class DividedLast:
+    """Views of the product of exponentials and values, times 1 / sum."""
+
+    @R.function
+    def main(
+        q: R.Tensor((2, 4, 6, 8), "float32"),
+        k: R.Tensor((2, 4, 7, 8), "float32"),
+        v: R.Tensor((2, 4, 7, 5), "float32"),
+    ):
+        with R.dataflow():
+            scores = R.matmul(q, R.permute_dims(k, axes=[0, 1, 3, 2]))
+            powers = R.exp(scores)
+            folded = R.reshape(powers, R.shape([8, 6, 7]))
+            product = R.matmul(folded, R.reshape(v, R.shape([8, 7, 5])))
+            heads = R.reshape(product, R.shape([2, 4, 6, 5]))
+            last = R.permute_dims(heads, axes=[0, 2, 1, 3])
+            one = R.divide(R.const(1.0, "float32"), R.sum(powers, axis=[-1], keepdims=True))
+            out = R.multiply(last, R.permute_dims(one, axes=[0, 2, 1, 3]))
+            R.output(out)
+        return out
+
+
 def test_folded_heads_are_found():
     found = attention_of(Folded)
     assert found["scale"] == 0.5
@@ -148,8 +171,19 @@ def tvm_op(q, k, v):
     return reference(q, k.repeat(2, 1), v.repeat(2, 1), mask).transpose(0, 2, 1, 3)
 
 
+def divided_last(q, k, v):
+    return reference(q, k, v).transpose(0, 2, 1, 3)
+
+
 @pytest.mark.parametrize(
-    ("mod", "meaning"), [(Tiled, tiled), (Folded, folded), (Einsum, einsum), (TvmOp, tvm_op)]
+    ("mod", "meaning"),
+    [
+        (Tiled, tiled),
+        (Folded, folded),
+        (Einsum, einsum),
+        (TvmOp, tvm_op),
+        (DividedLast, divided_last),
+    ],
 )
 def test_same_numbers(mod, meaning):
     after, rows = canonical(mod)

@@ -58,8 +58,8 @@ def test_lowest_numbers_without_a_maximum(less):
         assert reason_of(empty_row) == "softmax-unstable"
 
 
-@pytest.mark.parametrize(("added", "count"), [(O.max, 1), (O.min, 0)])
-def test_a_logarithm_takes_back_what_was_subtracted(added, count):
+@pytest.mark.parametrize("added", [O.max, O.min])
+def test_a_logarithm_takes_back_what_was_subtracted(added):
     """exp(s - (c + log(sum(exp(s - max))))) sums to 1 for c = max alone."""
 
     def weights(bb, scores):
@@ -70,8 +70,11 @@ def test_a_logarithm_takes_back_what_was_subtracted(added, count):
         row = bb.emit(O.add(shift, log))
         return bb.emit(O.exp(bb.emit(O.subtract(scores, row))))
 
-    _, rows = canonical(of_masked_scores(weights, k=0))
-    assert [row.recognised for row in rows] == [True] * count
+    mod = of_masked_scores(weights, k=0)
+    if added is O.max:
+        assert attention_of(mod)
+    else:
+        assert reason_of(mod) == "softmax-form"
 
 
 def test_softmaxes_that_gradients_read_are_one_row():
