@@ -28,7 +28,9 @@ test-all: $(INSTALLED) lint
 # The packages, not the folders of tests/ that have their names.
 bench: export PYTHONPATH := .
 bench: $(INSTALLED)
+	mkdir -p build
 	$(BIN)/python tests/benchmarks/bench_kernels.py
+	$(BIN)/python tests/benchmarks/bench_int4.py --json build/int4.json --plot build/int4.png
 	$(BIN)/python tests/benchmarks/bench_attention.py
 	$(BIN)/python tests/benchmarks/bench_attention_models.py
 	$(BIN)/python tests/benchmarks/bench_fake_quantize.py

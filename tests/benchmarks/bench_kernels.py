@@ -1,9 +1,9 @@
-"""Matrix products on this CPU: ours against torch float32, alternated in one run.
+"""Float32 matrix products on this CPU: ours against torch, alternated in one run.
 
     PYTHONPATH=. TVM_NUM_THREADS=2 python tests/benchmarks/bench_kernels.py [--json] [--rounds 7]
 
-The ratio is torch's median time over ours: above 1 we are faster. INT4 is compared with the float32
-product of the same shape. For one row the weights rotate over 12 layers, which caches do not hold.
+The ratio is torch's median time over ours: above 1 we are faster. For one row the weights rotate
+over 12 layers, which caches do not hold. `bench_int4` has the INT4 products.
 """
 
 from __future__ import annotations
@@ -12,27 +12,19 @@ import argparse
 import json
 import os
 import platform
-import time
 from collections.abc import Callable
-from statistics import median
 
 import numpy as np
 import torch
 import tvm
 from tvm import te, tirx
 
-from sits_tvm.config import QuantSpec
-from tir_schedules.int4_matmul import int4_matmul
+from tests.benchmarks.rounds import alternate
 from tir_schedules.matmul import Matmul
-from tir_schedules.packing import PackedLayout
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 CPU = tvm.get_global_func("target.llvm_get_system_cpu")()
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": CPU, "num-cores": THREADS})
-SPECS = {
-    "int4 g32 asymmetric": QuantSpec(group_size=32, symmetric=False),
-    "int4 g128": QuantSpec(group_size=128),
-}
 GEMM_SHAPES = ((640, 2048), (2048, 640), (640, 1024), (4096, 4096))
 ROWS, LAYERS, HIDDEN = 512, 12, 4096
 
@@ -66,31 +58,11 @@ def batched(heads: int, m: int, n: int, k: int, *, transposed: bool) -> tirx.Pri
     return te.create_prim_func([a, b, c]).with_attr("tirx.noalias", True)
 
 
-def random_parts(rng: np.random.Generator, n: int, k: int, spec: QuantSpec) -> list:
-    layout = PackedLayout(n, k, spec, 16)
-    codes, scale, *zero = layout.shapes
-    return [
-        rng.integers(0, 1 << 32, codes, dtype=np.uint32),
-        rng.random(scale).astype(spec.scale_dtype),
-        *(rng.integers(0, 1 << 32, shape, dtype=np.uint32) for shape in zero),
-    ]
-
-
-def alternate(runs: dict[str, Callable[[], object]], rounds: int, repeat: int) -> dict[str, float]:
-    """Median seconds of each run; round by round, so that all see the same machine."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for round_ in range(rounds + 1):
-        for name, run in runs.items():
-            run()
-            start = time.perf_counter()
-            for _ in range(repeat):
-                run()
-            if round_:
-                times[name].append((time.perf_counter() - start) / repeat)
-    return {name: median(values) for name, values in times.items()}
-
-
-def rows_of(case: str, seconds: dict[str, float], flops: float, layers: int = 1) -> list[dict]:
+def compare(
+    case: str, runs: dict[str, Callable[[], object]], rounds: int, flops: float, layers: int = 1
+) -> list[dict]:
+    times = alternate(runs, rounds, spinning=frozenset({"torch"}))
+    seconds = {name: float(np.median(s)) for name, s in times.items()}
     return [
         {
             "case": case,
@@ -106,35 +78,28 @@ def rows_of(case: str, seconds: dict[str, float], flops: float, layers: int = 1)
 def bench_gemm(rng: np.random.Generator, rounds: int) -> list[dict]:
     table = []
     for k, n in GEMM_SHAPES:
-        x, w = (rng.standard_normal(s).astype("float32") for s in ((ROWS, k), (n, k)))
-        y, tx, tw = _empty(ROWS, n), torch.tensor(x), torch.tensor(w)
-        calls = {"float32": (build(linear(n, k)), _tensors(x, w))}
-        for name, spec in SPECS.items():
-            kernel = build(int4_matmul(None, n, k, spec, "float32", 16))
-            calls[name] = kernel, _tensors(x, *random_parts(rng, n, k, spec))
-        runs = {"torch": lambda tx=tx, tw=tw: torch.nn.functional.linear(tx, tw)}
-        for name, (kernel, inputs) in calls.items():
-            runs[name] = lambda kernel=kernel, inputs=inputs, y=y: kernel(*inputs, y)
-        seconds = alternate(runs, rounds, 1 if k * n > 1 << 23 else 4)
-        table += rows_of(f"M={ROWS} K={k} N={n}", seconds, 2 * ROWS * k * n)
+        x, w = (rng.standard_normal(s, "float32") for s in ((ROWS, k), (n, k)))
+        kernel, args = build(linear(n, k)), [*_tensors(x, w), _empty(ROWS, n)]
+        tx, tw = torch.tensor(x), torch.tensor(w)
+        runs = {
+            "torch": lambda tx=tx, tw=tw: torch.nn.functional.linear(tx, tw),
+            "float32": lambda kernel=kernel, args=args: kernel(*args),
+        }
+        table += compare(f"M={ROWS} K={k} N={n}", runs, rounds, 2 * ROWS * k * n)
     return table
 
 
 def bench_gemv(rng: np.random.Generator, rounds: int) -> list[dict]:
     k = n = HIDDEN
-    x, y = rng.standard_normal((1, k)).astype("float32"), _empty(1, n)
+    x, y = rng.standard_normal((1, k), "float32"), _empty(1, n)
     weights = [rng.standard_normal((n, k), "float32") for _ in range(LAYERS)]
     tx, tw = torch.tensor(x), [torch.tensor(w) for w in weights]
-    calls = {"float32": (build(linear(n, k)), [_tensors(x, w) for w in weights])}
-    for name, spec in SPECS.items():
-        kernel = build(int4_matmul(None, n, k, spec, "float32", 16))
-        layers = [_tensors(x, *random_parts(rng, n, k, spec)) for _ in range(LAYERS)]
-        calls[name] = kernel, layers
-    runs = {"torch": lambda: [torch.nn.functional.linear(tx, w) for w in tw]}
-    for name, (kernel, layers) in calls.items():
-        runs[name] = lambda kernel=kernel, layers=layers: [kernel(*layer, y) for layer in layers]
-    seconds = alternate(runs, rounds, 2)
-    return rows_of(f"M=1 K={k} N={n}", seconds, 2 * k * n, LAYERS)
+    kernel, layers = build(linear(n, k)), [_tensors(x, w) for w in weights]
+    runs = {
+        "torch": lambda: [torch.nn.functional.linear(tx, w) for w in tw],
+        "float32": lambda: [kernel(*layer, y) for layer in layers],
+    }
+    return compare(f"M=1 K={k} N={n}", runs, rounds, 2 * k * n, LAYERS)
 
 
 def bench_attention(rng: np.random.Generator, rounds: int) -> list[dict]:
@@ -151,9 +116,8 @@ def bench_attention(rng: np.random.Generator, rounds: int) -> list[dict]:
             "torch": lambda ta=ta, tb=tb: torch.matmul(ta, tb),
             "float32": lambda kernel=kernel, inputs=inputs, y=y: kernel(*inputs, y),
         }
-        seconds = alternate(runs, rounds, 4)
-        flops = 2 * heads * length * n * k
-        table += rows_of(f"{case}, {heads} heads, {length}x{n}x{k}", seconds, flops)
+        name = f"{case}, {heads} heads, {length}x{n}x{k}"
+        table += compare(name, runs, rounds, 2 * heads * length * n * k)
     return table
 
 

@@ -1,0 +1,54 @@
+"""The INT4 benchmark on small shapes: it compares results, and its figures are complete."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sits_tvm.config import QuantSpec
+from tests.benchmarks import bench_int4
+from tests.benchmarks.int4_peers import Case
+
+G32 = QuantSpec(group_size=32)
+ONE, FEW = Case(1, 64, 64, G32, layers=2, threads=2), Case(8, 64, 64, G32, layers=1, threads=2)
+
+
+def test_every_kernel_has_its_figures(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_int4, "cases", lambda: iter((ONE, FEW)))
+    json_file, plot_file = tmp_path / "rows.json", tmp_path / "rows.png"
+    bench_int4.main(["--rounds", "2", "--json", str(json_file), "--plot", str(plot_file)])
+    figures = json.loads(json_file.read_text())
+    assert {"cpu", "threads", "apache-tvm", "onnxruntime", "torch"} <= figures["machine"].keys()
+    assert plot_file.stat().st_size
+    for case in (ONE, FEW):
+        rows = {row["kernel"]: row for row in figures["rows"] if row["case"] == case.name}
+        peers = {*bench_int4.PEERS, "TVM default"}
+        assert rows.keys() >= {"read", *bench_int4.OURS, *peers}
+        for name in bench_int4.OURS:
+            row = rows[name]
+            ratios = {f"x {peer}" for peer in peers}
+            assert row.keys() >= {"us", "least us", "GB/s", "GFLOP/s", "of read", "error", *ratios}
+            assert ("of peak" in row) == (case.m > 1)
+            assert all(row[key] > 0 for key in row.keys() - {"case", "kernel"}), row
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    """Not even one that is wrong in one element of one row."""
+
+    def wrong(case):
+        kernel = bench_int4.w4a16(case)
+        factor = np.ones((case.m, case.n))
+        factor[0, 5] = 1.5
+        return replace(kernel, result=lambda: kernel.result() * factor)
+
+    monkeypatch.setattr(bench_int4, "alternate", lambda *_, **__: pytest.fail("timed"))
+    with pytest.raises(SystemExit, match="M=8 K=64 N=64 g32, W4A16: relative error"):
+        bench_int4.measure(FEW, {"W4A16": wrong}, 1)
+
+
+def test_only_takes_names_with_all_words():
+    ((case, ours),) = bench_int4.chosen(["W4A16", "M=1", "N=14336", "g128"])
+    assert (case.m, case.n, case.spec.group_size, list(ours)) == (1, 14336, 128, ["W4A16"])
+    assert not list(bench_int4.chosen(["W4"]))
+    assert np.prod([case.layers, case.n, case.k]) // 2 > 96 << 20
