@@ -45,7 +45,7 @@ def _line(array: np.ndarray, at: Sequence[Index], formulas: Formulas) -> Index |
     """c0 + Σ step · index."""
     origin = int(array.flat[0])
     value: Index = integer(origin)
-    fitted = np.full(array.shape, origin, dtype=object if array.dtype == np.uint64 else np.int64)
+    fitted = np.full(array.shape, origin, dtype=np.int64)
     for axis, size in enumerate(array.shape):
         if size == 1:
             continue

@@ -26,6 +26,14 @@ _ARITHMETIC = {tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operato
 
 
 def integer(value: int) -> tirx.IntImm:
+    """
+    Raises
+    ------
+    OverflowError
+        Outside of int64.
+    """
+    if not -(1 << 63) <= value < 1 << 63:
+        raise OverflowError(value)
     return tirx.IntImm("int64", value)
 
 

@@ -14,18 +14,18 @@ from tvm_ffi import StructuralKey
 
 from relax_passes._tensors import Lookup, broadcast, resolve, shape_of
 from relax_passes.index_analysis.constant_values import constant_value
-from relax_passes.index_analysis.formulas import Formulas, TooManyCases, cases
+from relax_passes.index_analysis.formulas import MAX_CASES, Formulas, TooManyCases, cases
 from relax_passes.index_analysis.index_domain import Domain, Index
 from relax_passes.index_analysis.number_rules import NUMBER_RULES
 from relax_passes.index_analysis.truth_rules import TRUTH_RULES
 from relax_passes.index_analysis.value_casts import Unknown
 from relax_passes.index_analysis.view_steps import ViewSteps
 
-_MAX_STEPS, _MAX_DEPTH = 4000, 120  # values that are used twice may unfold without end
+_MAX_STEPS, _MAX_DEPTH = 4000, 60  # values that are used twice may unfold without end
 _RULES = {f"relax.{name}": rule for name, rule in (NUMBER_RULES | TRUTH_RULES).items()}
-# The greatest factor and summand for which sums of positions surely do not wrap around.
-_GREATEST = {"int32": (1 << 8, 1 << 24), "int64": (1 << 24, 1 << 48)}
-
+# The greatest summand, factor of a position, and factor of a product of two, for which sums surely
+# do not wrap around.
+_GREATEST = {"int32": (1 << 24, 1 << 8, 0), "int64": (1 << 48, 1 << 24, 1 << 16)}
 
 Note = Callable[[relax.Expr, Sequence[Index], Index], None]
 
@@ -61,7 +61,7 @@ class IndexValues:
         self._depth += 1
         try:
             return self._computed(computed, at)
-        except (Unknown, TooManyCases):
+        except (Unknown, TooManyCases, OverflowError):
             return self._variable(computed, at)
         finally:
             self._depth -= 1
@@ -80,12 +80,14 @@ class IndexValues:
         return self._in_range(rule(self, expr, at), str(expr.ty.dtype))
 
     def _in_range(self, value: Index, dtype: str) -> Index:
-        """Refuse integers that may have wrapped around."""
-        factor, summand = _GREATEST.get(dtype, (0, 128))
-        for case in cases(value) if str(value.ty) == "int64" else ():
+        """Refuse integers that may have wrapped around, and formulas of too many cases."""
+        greatest, found = _GREATEST.get(dtype, (128, 0, 0)), list(cases(value))
+        if len(found) > MAX_CASES:
+            raise TooManyCases
+        for case in found if str(value.ty) == "int64" else ():
             p = self.domain.polynomial(case)
-            sizes = [abs(c) <= (factor if monomial else summand) for monomial, c in p.terms.items()]
-            if not all(sizes) or not (isinstance(case, tirx.Var) or self.domain.is_bounded(p)):
+            is_known = isinstance(case, tirx.Var) or self.domain.is_bounded(p)
+            if not is_known or any(abs(c) > greatest[len(m)] for m, c in p.terms.items()):
                 raise Unknown
         return value
 

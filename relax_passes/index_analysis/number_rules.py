@@ -19,6 +19,7 @@ from relax_passes.index_analysis.value_casts import (
     Unknown,
     as_float,
     cast,
+    converted,
     numpy_dtype,
     rounded,
 )
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 def _arange(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
     start, _, step = call.args[:3]
-    if str(call.ty.dtype) not in INTEGERS or "int" not in str(start.ty) + str(step.ty):
+    if str(call.ty.dtype) not in INTEGERS or not all("int" in str(x.ty) for x in (start, step)):
         raise Unknown
     return values.domain.simplify(start + at[0] * step)
 
 
 def _full(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
-    return cast(values, values.element(call.args[1], []), call)
+    return converted(values, call.args[1], [], call)
 
 
 def _filled(number: int) -> Rule:
@@ -60,16 +61,16 @@ def _eye(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
 
 
 def _astype(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
-    return cast(values, values.element(call.args[0], at), call)
+    return converted(values, call.args[0], at, call)
 
 
 def _arithmetic(operation: Callable[[Any, Any], Any]) -> Rule:
     def rule(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
-        dtype = str(call.ty.dtype)
+        dtype, domain = str(call.ty.dtype), values.domain
 
         def fold(a: Index, b: Index) -> Index:
             if dtype in INTEGERS:
-                return values.domain.simplify(operation(a, b))
+                return domain.expression(operation(domain.polynomial(a), domain.polynomial(b)))
             x, y = (np.asarray(as_float(v)).astype(numpy_dtype(dtype)) for v in (a, b))
             with np.errstate(all="ignore"):
                 return real(rounded(operation(x, y), dtype))
@@ -112,11 +113,12 @@ def _quotient(part: int) -> Rule:
 
 
 def _negative(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
-    zero = cast(values, integer(0), call)
-    is_float = str(call.ty.dtype) in FLOATS
-
     def fold(x: Index) -> Index:
-        return real(-as_float(x)) if is_float else values.domain.simplify(zero - x)
+        if str(call.ty.dtype) in FLOATS:
+            return real(-as_float(x))
+        if str(call.ty.dtype) not in INTEGERS:
+            raise Unknown
+        return values.domain.simplify(-x)
 
     return values.formulas.apply(fold, values.element(call.args[0], at))
 

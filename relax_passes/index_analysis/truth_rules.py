@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tvm import relax
 
 from relax_passes._tensors import resolve, shape_of
-from relax_passes.index_analysis.formulas import FALSE, TRUE, Formulas
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
+from relax_passes.index_analysis.formulas import FALSE, MAX_CASES, TRUE, Formulas
+from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
 from relax_passes.index_analysis.value_casts import INTEGERS, Rule, Unknown, as_float, cast
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _triangle(is_lower: bool) -> Rule:
 
 def _concat(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
     parts = resolve(call.args[0], values.lookup)
-    if not isinstance(parts, relax.Tuple):
+    if not isinstance(parts, relax.Tuple) or len(parts.fields) > MAX_CASES:
         raise Unknown
     return _part(values, list(parts.fields), int(call.attrs.axis or 0) % len(at), at)
 
@@ -103,10 +103,10 @@ def _cumsum(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
     shape, axis = shape_of(call.args[0]), call.attrs.axis
     if shape is None or (axis is None and len(shape) != 1):
         raise Unknown
-    along = int(axis or 0) % len(shape)
-    inner = values.domain.axis("summed", shape[along])
-    place = [*at[:along], inner, *at[along + 1 :]]
-    each = values.element(call.args[0], place)
+    along, domain = int(axis or 0) % len(shape), Domain()
+    domain.note_shape(shape)
+    place = [domain.axis(f"i{n}", dim) for n, dim in enumerate(shape)]
+    each = type(values)(values.lookup, domain).element(call.args[0], place)
     if str(each.ty) == "bool":
         each = values.formulas.as_integer(each)
     count = at[along] + (0 if call.attrs.exclusive else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -40,6 +40,19 @@ def cast(values: IndexValues, value: Index, call: relax.Call) -> Index:
     if str(value.ty) == "int64" and (dtype in INTEGERS or (dtype in NARROW and is_small)):
         return value
     raise Unknown
+
+
+def converted(
+    values: IndexValues, source: relax.Expr, at: Sequence[Index], call: relax.Call
+) -> Index:
+    """`source[at]` in the dtype of `call`, which may be too narrow for a run-time integer."""
+    value, dtype = values.element(source, at), str(call.ty.dtype)
+    narrows = not np.can_cast(numpy_dtype(str(source.ty.dtype)), numpy_dtype(dtype))
+    if dtype in INTEGERS and narrows:
+        domain = values.domain
+        if not all(domain.is_bounded(domain.polynomial(x)) for x in cases(value)):
+            raise Unknown
+    return cast(values, value, call)
 
 
 def _as_truth(formulas: Formulas, value: Index) -> Index:

@@ -121,6 +121,8 @@ class ViewSteps:
             return None if is_outside else begin
         if is_integer(begin) and int(begin) < 0:
             begin = begin + dim
+            if is_integer(begin) and int(begin) < 0:
+                begin = integer(0)
         if not is_integer(begin) and not natural(begin):
             return None
         if int(step) > 0:

@@ -135,9 +135,10 @@ class _Scores:
         if not isinstance(expr, relax.Var) or str(value.ty) != "bool" or len(at) > len(self.axes):
             return
         dims, axes = shape_of(expr), self.axes[len(self.axes) - len(at) :]
+        shape = self.shape[len(self.shape) - len(at) :]
         aligned = dims is not None and all(
-            is_integer(dim, 1) or structural_equal(index, axis)
-            for dim, index, axis in zip(dims, at, axes, strict=True)
+            is_integer(dim, 1) or (self.domain.is_equal(dim, n) and structural_equal(index, axis))
+            for dim, n, index, axis in zip(dims, shape, at, axes, strict=True)
         )
         if aligned:
             self.seen.setdefault(StructuralKey(value), expr)

@@ -104,7 +104,7 @@ def cut(chain: Chain, draw: Callable) -> None:
     if not isinstance(chain.shape[at], tirx.IntImm):
         return
     n = int(chain.shape[at])
-    begin, step = draw(st.integers(-n, n - 1)), draw(st.sampled_from([1, 2, -1]))
+    begin, step = draw(st.integers(-n - 2, n + 1)), draw(st.sampled_from([1, 2, -1]))
     end = draw(st.integers(-n, n)) if step > 0 else -n - 1
     if len(range(n)[begin:end:step]) == 0:
         return  # TVM infers a negative length
