@@ -33,12 +33,14 @@ from tests.benchmarks.int4_peers import (
     TOLERANCE,
     Case,
     Kernel,
+    NotMeasured,
     onnxruntime_kernel,
     torch_kernel,
     tvm_default_kernel,
     tvm_kernel,
 )
 from tests.benchmarks.int4_plot import plot
+from tests.benchmarks.llama_cpp_peer import llama_cpp_kernel
 from tests.benchmarks.rounds import alternate
 from tir_schedules.int4_matmul import int4_matmul
 from tir_schedules.matmul import Matmul
@@ -47,7 +49,6 @@ THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")
 ROTATED = 112 << 20  # bytes of INT4 codes: several times the last-level cache
 FEW_ROWS = 32  # up to these the weights rotate: reading them takes most of the time
-SLOW = 2e9  # FLOP above which TVM's default lowering takes seconds
 
 Build = Callable[[Case], Kernel]
 
@@ -60,12 +61,15 @@ def w4a16(case: Case) -> Kernel:
 
 OURS: dict[str, Build] = {"W4A16": w4a16}
 PEERS: dict[str, Build] = {
-    "onnxruntime 0": lambda case: onnxruntime_kernel(case, 0),
-    "onnxruntime 4": lambda case: onnxruntime_kernel(case, 4),
-    "torch float32": lambda case: torch_kernel(case, torch.float32),
-    "torch bfloat16": lambda case: torch_kernel(case, torch.bfloat16),
+    "ort level 0": lambda case: onnxruntime_kernel(case, 0),
+    "ort level 4": lambda case: onnxruntime_kernel(case, 4),
+    "torch fp32": lambda case: torch_kernel(case, torch.float32),
+    "torch bf16": lambda case: torch_kernel(case, torch.bfloat16),
+    "llama.cpp Q4_0": llama_cpp_kernel,
+    "TVM default": tvm_default_kernel,
 }
-TVM_DEFAULT = "TVM default"
+ONCE = {"TVM default"}
+"""Hundreds of times slower than the others."""
 
 
 def cases() -> Iterator[Case]:
@@ -88,10 +92,13 @@ def rotated(m: int, n: int, k: int, spec: QuantSpec) -> Case:
 
 def measure(case: Case, ours: dict[str, Build], rounds: int) -> list[dict[str, Any]]:
     """A row for each limit and each kernel; results are compared before anything is timed."""
-    builds = ours | PEERS
-    if case.flops <= SLOW:
-        builds |= {TVM_DEFAULT: tvm_default_kernel}
-    kernels = {name: build(case) for name, build in builds.items()}
+    kernels: dict[str, Kernel] = {}
+    rows: list[dict[str, Any]] = []
+    for name, build in (ours | PEERS).items():
+        try:
+            kernels[name] = build(case)
+        except NotMeasured as reason:
+            rows.append({"kernel": name, "skipped": str(reason)})
     errors = {name: checked(case, name, kernel) for name, kernel in kernels.items()}
 
     codes = kernels[next(iter(ours))].codes
@@ -102,14 +109,11 @@ def measure(case: Case, ours: dict[str, Build], rounds: int) -> list[dict[str, A
 
     runs = reads | {name: peak.run for name, peak in peaks.items()}
     runs |= {name: kernel.run for name, kernel in kernels.items()}
-    once, spinning = frozenset({TVM_DEFAULT} & kernels.keys()), frozenset(PEERS)
-    seconds = alternate(runs, rounds, once=once, spinning=spinning)
+    seconds = alternate(runs, rounds, once=ONCE, spinning=PEERS)
 
     read = np.max([nbytes(codes) / seconds[name] for name in reads], axis=0, initial=0)
     arithmetic = {name: peak.operations / seconds[name] for name, peak in peaks.items()}
-    rows: list[dict[str, Any]] = [
-        {"kernel": name, "GFLOP/s": median(rate) / 1e9} for name, rate in arithmetic.items()
-    ]
+    rows += [{"kernel": name, "GFLOP/s": median(rate) / 1e9} for name, rate in arithmetic.items()]
     if reads:
         rows.append({"kernel": "read", "GB/s": median(read) / 1e9})
     for name, kernel in kernels.items():
@@ -128,8 +132,8 @@ def measure(case: Case, ours: dict[str, Build], rounds: int) -> list[dict[str, A
         if kernel.peak in arithmetic:
             row["of peak"] = median(rate / arithmetic[kernel.peak])
         if name in ours:
-            peers = kernels.keys() - ours.keys()
-            row |= {f"x {peer}": median(seconds[peer] / seconds[name]) for peer in sorted(peers)}
+            peers = [peer for peer in PEERS if peer in kernels]
+            row |= {f"x {peer}": median(seconds[peer] / seconds[name]) for peer in peers}
         rows.append(row)
     shape = {"case": case.name, "m": case.m, "n": case.n, "k": case.k, "layers": case.layers}
     return [shape | row for row in rows]
@@ -181,14 +185,17 @@ COLUMNS = {
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    found = dict.fromkeys(key for row in rows for key in row)
+    measured = [row for row in rows if "skipped" not in row]
+    found = dict.fromkeys(key for row in measured for key in row)
     columns = {name: form for name, form in COLUMNS.items() if name in found}
     columns |= {name: "{:.2f}" for name in found if name.startswith("x ")}
     cells = [
         [row["kernel"], *(form.format(row[c]) if c in row else "" for c, form in columns.items())]
-        for row in rows
+        for row in measured
     ]
-    return render_table([rows[0]["case"], *columns], cells)
+    lines = [f"{rows[0]['case']}, {rows[0]['layers']} layers", render_table(["", *columns], cells)]
+    lines += [f"{row['kernel']}: {row['skipped']}" for row in rows if "skipped" in row]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -23,6 +23,9 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 3e-2}
 For x with normal distribution, int8 per token is off by max|x| / 127 / sqrt(12) ≈ 1 %.
 """
 
+SLOW = 2e9
+"""FLOP above which TVM's default lowering takes seconds."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -72,6 +75,10 @@ class Case:
         rows = np.linspace(0, self.m - 1, min(self.m, 8)).astype(int)
         exact = self.x[rows].astype("float64") @ self.weight.T.astype("float64")
         return float(np.linalg.norm(y[rows] - exact) / np.linalg.norm(exact))
+
+
+class NotMeasured(Exception):
+    """Why a peer does not take part in a case."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,8 @@ def torch_kernel(case: Case, dtype: torch.dtype) -> Kernel:
 
 def tvm_default_kernel(case: Case) -> Kernel:
     """What TVM makes of our PrimFunc without a schedule."""
+    if case.flops > SLOW:
+        raise NotMeasured("takes seconds")
     func = int4_matmul(case.m, case.n, case.k, case.spec, "float32", 16)
     target = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
     return tvm_kernel(case, tvm.compile(func, target=tvm.target.Target(target))["main"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -17,15 +17,15 @@ def alternate(
     runs: Mapping[str, Callable[[], object]],
     rounds: int,
     *,
-    once: frozenset[str] = frozenset(),
-    spinning: frozenset[str] = frozenset(),
+    once: Collection[str] = (),
+    spinning: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
     """Seconds of each run in each round; each is run once before it is timed.
 
     Runs in `once`, the slow ones, take part in the first round only and are NaN in others. Those in
     `spinning` are followed by a pause.
     """
-    for name in runs.keys() - once:
+    for name in runs.keys() - set(once):
         runs[name]()  # threads of every runtime start here, where no core is excluded
     seconds = {name: np.full(rounds, np.nan) for name in runs}
     with caller_on_first_core():
