@@ -14,9 +14,10 @@ from typing import Any
 
 from tvm.ir import IRModule, load_json, save_json
 
-from . import build, check, from_onnx, from_pretrained, from_torch, lower
+from . import build, from_onnx, from_pretrained, from_torch, lower
 from .config import Config, QuantSpec
 from .diagnostics import Diagnostic, SitsError
+from .driver import preview
 from .environment import describe, table
 from .executable import check_output
 from .frontends._packages import require
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, text in (
         ("build", _build, "compile a model and save library, packed parameters and report"),
         ("lower", _lower, "stop before code generation; print or save the IR"),
-        ("check", _check, "say what build would, without compiling"),
+        ("check", _check, "print the report that build would give, without code generation"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("model", type=Path, metavar="MODEL", help=MODEL_HELP)
@@ -100,12 +101,9 @@ def _write(directory: Path, files: dict[str, str]) -> None:
 def _check(args: argparse.Namespace) -> int:
     config = _config(args)
     mod, params = _model(args.model)
-    found = check(mod, args.target, params=params, config=config)
-    if args.json:
-        print(json.dumps([diagnostic.to_dict() for diagnostic in found], indent=1))
-    else:
-        print("\n\n".join(map(str, found)) or "nothing found")
-    return int(any(diagnostic.severity == "error" for diagnostic in found))
+    report = preview(mod, args.target, params, config)
+    print(report.to_json() if args.json else report)
+    return int(any(diagnostic.severity == "error" for diagnostic in report.diagnostics))
 
 
 def _info(args: argparse.Namespace) -> int:

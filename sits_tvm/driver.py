@@ -106,15 +106,22 @@ def check(
     list of Diagnostic
         Errors (for which `build` would raise), warnings and notes, in the order found.
     """
+    return preview(mod, target, params, config or Config()).diagnostics
+
+
+def preview(
+    mod: IRModule,
+    target: str | dict[str, Any] | Target,
+    params: Mapping[str, Any] | None,
+    config: Config,
+) -> Report:
+    """The report that `build` would give, up to the first pass that finds an error."""
     report = Report()
     try:
-        _lower(mod, target, params, config or Config(), report)
+        _lower(mod, target, params, config, report)
     except SitsError as error:
-        seen = [
-            diagnostic for diagnostic in error.diagnostics if diagnostic not in report.diagnostics
-        ]
-        return [*report.diagnostics, *seen]
-    return report.diagnostics
+        report.diagnostics += [d for d in error.diagnostics if d not in report.diagnostics]
+    return report
 
 
 def _lower(

@@ -91,7 +91,7 @@ def bind_names(mod: IRModule, params: Mapping[str, Array]) -> IRModule:
         names = weight_names(func)
         taken.update(names)
         arguments = func.params[len(func.params) - len(names) :]
-        found += [d for a in arguments for d in _mismatch(name, a, params.get(a.name))]
+        found += [d for a in arguments for d in mismatch(name, a, params.get(a.name))]
     found += [_unknown(name, taken) for name in params if name not in taken]
     raise_errors(found)
     return out
@@ -125,7 +125,10 @@ def pack_params(mod: IRModule, params: Mapping[str, Array]) -> tuple[IRModule, d
     return out, {name: _as_tensor(value) for name, value in values.items()}
 
 
-def _mismatch(function: str, argument: relax.Var, value: Array | None) -> list[Diagnostic]:
+def mismatch(
+    function: str, argument: relax.Var, value: Array | None, kind: str = "parameter"
+) -> list[Diagnostic]:
+    """An error unless `value` has the dtype, and where it is static the shape, of `argument`."""
     expected = argument.ty
     if value is None:
         message = f"no parameter `{argument.name}` is given; {function} takes it as {expected}"
@@ -143,7 +146,7 @@ def _mismatch(function: str, argument: relax.Var, value: Array | None) -> list[D
     if same_shape and str(value.dtype) == str(expected.dtype):
         return []
     message = (
-        f"parameter `{argument.name}` has shape {tuple(value.shape)} and dtype {value.dtype}; "
+        f"{kind} `{argument.name}` has shape {tuple(value.shape)} and dtype {value.dtype}; "
         f"{function} takes it as {expected}"
     )
     return [Diagnostic.error("params-mismatch", message, function=function)]

@@ -19,9 +19,9 @@ from relax_passes.head_rules.facts import HeadWeights
 from relax_passes.head_rules.low_rank_rewrite import projections_of
 from relax_passes.head_rules.weight_edits import WeightEdits, as_numpy
 from relax_passes.packed_weights.weight_sites import weights_of
-from sits_tvm.diagnostics import Diagnostic, SitsError, collect
-from sits_tvm.module_checks import check_is_module
-from sits_tvm.params import as_arrays
+from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
+from sits_tvm.module_checks import check_functions
+from sits_tvm.params import as_arrays, bind_names, mismatch, weight_names
 from sits_tvm.pipeline import run_on_host
 
 from .capture import Captured, captured, capturing
@@ -55,11 +55,11 @@ def check_attention_redundancy(
     mod : IRModule
         Attention may be spelled in any way that `CanonicalizeAttention` recognises.
     params : mapping of str to tensor
-        Values of the arguments after ``num_input``, by name.
-    inputs : sequence of tensor, optional
-        Sample inputs, the arguments before the parameters. With them the function is compiled for
-        this CPU and run once, and maps, contributions, norms and masses are measured; without
-        them ranks, similarity of weights and bytes alone.
+        Values of the arguments after ``num_input``, by name, as `build` takes them.
+    inputs : list of tensor, optional
+        Sample inputs, the arguments before the parameters, in their dtypes. With them the function
+        is compiled for this CPU and run once, and maps, contributions, norms and masses are
+        measured; without them ranks, similarity of weights and bytes alone.
     func : str
 
     Returns
@@ -70,23 +70,23 @@ def check_attention_redundancy(
     Raises
     ------
     SitsError
-        If there is no such function, it has no attention, or the inputs are not as many as it
-        takes.
+        If there is no such function, it has no attention, or parameters or inputs are not those
+        that it takes.
     """
-    check_is_module(mod)
+    check_functions(mod, [func])
     arrays = as_arrays(params)
     with collect():
         plain = tvm.transform.Sequential(
             [CanonicalizeAttention(), relax.transform.ToNonDataflow()]
-        )(_function(mod, func))
+        )(bind_names(mod, arrays))
     function = plain[func]
-    weights = {w for w in weights_of(function) if w.name in arrays}
-    found = dict(find_attention_weights(func, function, weights))
+    given = None if inputs is None else _checked_inputs(func, function, inputs)
+    found = dict(find_attention_weights(func, function, weights_of(function)))
     if not found:
         message = f"{func} has no attention"
         raise SitsError([Diagnostic.error("no-attention", message, function=func)])
     sites = [site for site in found.values() if isinstance(site, AttentionWeights)]
-    values = {} if inputs is None else _values(plain, func, sites, arrays, inputs)
+    values = {} if given is None else _values(plain, func, sites, arrays, given)
     bound, edits = FunctionUses.of(function).bound, WeightEdits(arrays)
     rows = [
         _row(func, variable, bound[variable], site, edits, values.get(variable))
@@ -95,12 +95,21 @@ def check_attention_redundancy(
     return AttentionRedundancy(func, rows)
 
 
-def _function(mod: IRModule, name: str) -> IRModule:
-    found = {gv.name_hint: gv for gv, f in mod.functions_items() if isinstance(f, relax.Function)}
-    if name not in found:
-        message = f"no Relax function {name}; there are {', '.join(found) or 'none'}"
-        raise SitsError([Diagnostic.error("no-function", message)])
-    return mod
+def _checked_inputs(name: str, function: relax.Function, inputs: Any) -> list[np.ndarray]:
+    """NumPy arrays of the arguments before the parameters."""
+    arguments = function.params[: len(function.params) - len(weight_names(function))]
+    taken = f"{name} takes {len(arguments)}: {', '.join(a.name for a in arguments)}"
+    if not isinstance(inputs, list | tuple):
+        message = f"inputs is a {type(inputs).__name__}, not a list of tensors; {taken}"
+        help_ = "write inputs=[x]"
+        raise SitsError([Diagnostic.error("inputs", message, function=name, help=help_)])
+    if len(inputs) != len(arguments):
+        message = f"{len(inputs)} inputs are given; {taken}"
+        raise SitsError([Diagnostic.error("inputs", message, function=name)])
+    arrays = [as_arrays({a.name: x})[a.name] for a, x in zip(arguments, inputs, strict=True)]
+    pairs = zip(arguments, arrays, strict=True)
+    raise_errors([fault for a, x in pairs for fault in mismatch(name, a, x, "input")])
+    return [as_numpy(x) for x in arrays]
 
 
 def _values(
@@ -108,16 +117,11 @@ def _values(
     name: str,
     sites: Sequence[AttentionWeights],
     params: Mapping[str, Any],
-    inputs: Sequence[Any],
+    inputs: Sequence[np.ndarray],
 ) -> dict[relax.Var, Captured]:
-    names = [argument.name for argument in mod[name].params]
-    given = list(inputs)
-    if len(given) + len([n for n in names[len(given) :] if n in params]) != len(names):
-        message = f"{name} takes {', '.join(names)}; {len(given)} inputs are given"
-        raise SitsError([Diagnostic.error("inputs", message, function=name)])
     instrumented, wanted = capturing(mod, name, sites)
-    args = [np.asarray(x) for x in given] + [as_numpy(params[n]) for n in names[len(given) :]]
-    arrays = run_on_host(instrumented)(name, args)
+    weights = [as_numpy(params[weight]) for weight in weight_names(mod[name])]
+    arrays = run_on_host(instrumented)(name, [*inputs, *weights])
     found = captured(sites, wanted, arrays)
     return {site.variable: one for site, one in zip(sites, found, strict=True)}
 

@@ -11,12 +11,17 @@ if TYPE_CHECKING:
 
 
 def plot(result: AttentionRedundancy) -> Any:
-    """Four panels over the attentions of a function."""
+    """Four panels over the attentions of a function; the first alone where no inputs were given."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    for panel, axis in zip((_ranks, _importance, _similarity, _mass), axes.flat, strict=True):
+    is_measured = any(row.measured is not None for row in result.rows)
+    panels = (_ranks, _importance, _similarity, _mass) if is_measured else (_ranks,)
+    side = 2 if is_measured else 1
+    figure, axes = plt.subplots(
+        side, side, figsize=(5 * side, 3.5 * side), layout="constrained", squeeze=False
+    )
+    for panel, axis in zip(panels, axes.flat, strict=True):
         panel(result, axis)
         for one in (axis.xaxis, axis.yaxis):
             if one.get_label_text() in ("attention", "head"):
@@ -26,11 +31,11 @@ def plot(result: AttentionRedundancy) -> Any:
 
 
 def _ranks(result: AttentionRedundancy, axis: Any) -> None:
-    for name in "qkvo":
+    for shift, (name, marker) in enumerate(zip("qkvo", "os^D", strict=True)):
         found = [(i, r) for i, row in enumerate(result.rows) for r in row.ranks if r.name == name]
-        axis.plot(
-            [i for i, _ in found], [r.rank_99 / r.break_even for _, r in found], "o-", label=name
-        )
+        at = [i + (shift - 1.5) / 10 for i, _ in found]  # beside each other: they may be equal
+        shares = [r.rank_99 / r.break_even for _, r in found]
+        axis.plot(at, shares, marker, label=name)
     axis.axhline(1.0, color="gray", linestyle=":")
     axis.set(title="rank of 99 % energy / break-even", xlabel="attention")
     axis.legend()
@@ -38,9 +43,8 @@ def _ranks(result: AttentionRedundancy, axis: Any) -> None:
 
 def _importance(result: AttentionRedundancy, axis: Any) -> None:
     measured = [row.measured for row in result.rows if row.measured is not None]
-    axis.set(title="importance of heads (share of the residual)", xlabel="head", ylabel="attention")
-    if not measured:
-        return
+    title = "importance of heads: ‖what it adds‖ / ‖residual‖"
+    axis.set(title=title, xlabel="head", ylabel="attention")
     table = np.full((len(measured), max(len(m.importance) for m in measured)), np.nan)
     for i, m in enumerate(measured):
         table[i, : len(m.importance)] = m.importance

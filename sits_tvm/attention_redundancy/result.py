@@ -34,14 +34,14 @@ class AttentionRedundancy:
         return json.dumps(asdict(self), indent=1)
 
     def __str__(self) -> str:
-        parts = [f"{self.function}: {len(self.rows)} attentions; nothing was changed"]
+        parts = [f"{self.function}, attention: {len(self.rows)}; nothing was changed"]
         for title, header, rows in self._tables():
             if rows:
                 parts.append(f"{title}\n{render_table(header, rows)}")
         return "\n\n".join([*parts, "\n".join(self._could_win())])
 
     def __repr__(self) -> str:
-        return f"<AttentionRedundancy of {self.function}: {len(self.rows)} attentions>"
+        return f"<AttentionRedundancy of {self.function}, attention: {len(self.rows)}>"
 
     def _tables(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         ranks = [(row, rank) for row in self.rows for rank in row.ranks]
@@ -54,9 +54,9 @@ class AttentionRedundancy:
             ],
         )
         yield (
-            "heads (largest |cosine| of a pair; importance of the least and of the median head)",
+            "heads (largest |cosine| of a pair; |what a head adds| / |residual|, least and median)",
             [*_HEAD_COLUMNS, "output/residual"],
-            [_head_cells(row) for row in self.rows],
+            [_head_cells(row) for row in self.rows if row.weight_similarity is not None],
         )
         measured = [(row, row.measured) for row in self.rows if row.measured is not None]
         yield (
@@ -86,7 +86,7 @@ class AttentionRedundancy:
             alike = sum(abs(m.map_similarity.cosine) > SIMILAR for m in measured)
             same = sum(abs(m.contribution_similarity.cosine) > SIMILAR for m in measured)
             yield (
-                f"  {alike} of {len(measured)} layers have heads of maps with cosine > {SIMILAR}, "
+                f"  {alike} of {len(measured)} have heads of maps with cosine > {SIMILAR}, "
                 f"{same} of contributions"
             )
         total = {k: sum(row.kv_bytes[k] for row in self.rows) for k in _formats(self.rows)}

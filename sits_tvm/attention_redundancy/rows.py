@@ -49,8 +49,9 @@ class Measured:
     contribution_similarity : Similarity
         Of what the heads add to the residual stream, with the output projection.
     importance : tuple of float
-        Per query head: ‖what it adds‖ / ‖residual stream after the attention‖, which is how far
-        its removal moves that.
+        Per query head: ‖what it adds‖ / ‖residual stream after the attention‖ (where none is added,
+        the attention's output), which is how far its removal moves that. Heads may cancel, so the
+        sum over heads may be more than 1.
     norm_ratio : dict of str to float
         Quantiles ("5%", "50%", "95%") over tokens of ‖attention output‖ / ‖residual before it‖;
         empty where no residual is added.

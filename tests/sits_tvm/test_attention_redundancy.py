@@ -110,7 +110,7 @@ def test_bytes_count_scales(measured):
 
 def test_prints_that_nothing_was_changed_and_is_json(measured):
     text = str(measured[0])
-    assert "2 attentions; nothing was changed" in text
+    assert "main, attention: 2; nothing was changed" in text
     assert "1 of 8 heads move the residual by less than 2%" in text
     assert "int4/32 keys and values: 36 bytes per token for 128" in text
     assert json.loads(measured[0].to_json())["rows"][0]["measured"]["importance"][3] == 0
@@ -127,30 +127,53 @@ def test_plots(measured):
         assert all(float(tick).is_integer() for tick in axis.get_ticklocs())
 
 
+def test_plots_every_projection_where_it_can_be_seen(measured):
+    """k and v of one size have ranks near each other."""
+    pytest.importorskip("matplotlib").use("Agg")
+    *lines, _ = measured[0].plot().axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["q", "k", "v", "o"]
+    assert len({line.get_marker() for line in lines}) == 4
+    assert len({x for line in lines for x in line.get_xdata()}) == 8
+
+
 def test_without_inputs_the_weights_alone(rng):
     params = random_params(BLOCK, rng)
     mod = module(BLOCK, params)
-    [row] = check_attention_redundancy(mod, params).rows
+    result = check_attention_redundancy(mod, params)
+    [row] = result.rows
     assert row.measured is None
+    pytest.importorskip("matplotlib").use("Agg")
+    assert len(result.plot().axes) == 1
     assert row.weight_similarity.pair is not None
     assert [r.name for r in row.ranks] == ["q", "k", "v", "o"]
 
 
-def test_weights_that_are_missing_are_a_reason(rng):
+def test_weights_that_are_inputs_are_a_reason(rng):
     params = random_params(BLOCK, rng)
     mod = module(BLOCK, params)
-    result = check_attention_redundancy(mod, {n: p for n, p in params.items() if ".k." not in n})
-    assert "k is made of `0.k" in result.rows[0].reason
+    mod["main"] = mod["main"].with_attr("num_input", len(params) + 1)
+    result = check_attention_redundancy(mod, {})
+    assert "q is made of `0.q.weight`, which is no weight" in result.rows[0].reason
     assert result.rows[0].reason in str(result)
 
 
 def test_faults_are_named(rng):
     params = random_params(BLOCK, rng)
     mod = module(BLOCK, params)
-    with pytest.raises(SitsError, match="no Relax function forward; there are main"):
+    with pytest.raises(SitsError, match="no Relax function 'forward'"):
         check_attention_redundancy(mod, params, func="forward")
-    with pytest.raises(SitsError, match=r"main takes x, .*; 0 inputs are given"):
-        check_attention_redundancy(mod, params, [])
+    with pytest.raises(SitsError, match=r"no parameter `0\.k\.weight` is given"):
+        check_attention_redundancy(mod, {n: p for n, p in params.items() if n != "0.k.weight"})
+    x = np.zeros((2, 9, 24), "float32")
+    for inputs, message in (
+        ([], "0 inputs are given; main takes 1: x"),
+        (x, r"inputs is a ndarray, not a list of tensors(.|\n)*write inputs=\[x\]"),
+        ([x.astype("float64")], r"input `x` has shape \(2, 9, 24\) and dtype float64; main takes"),
+        ([x[0]], r"input `x` has shape \(9, 24\)"),
+        (["x"], "`x` is a str, not a dense tensor"),
+    ):
+        with pytest.raises(SitsError, match=message):
+            check_attention_redundancy(mod, params, inputs)
 
 
 @pytest.mark.slow

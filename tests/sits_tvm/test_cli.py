@@ -68,12 +68,31 @@ def test_lower_prints_or_saves_ir(mlp_json, tmp_path, capsys):
 
 def test_check_exits_by_severity(mlp_json, tmp_path, capsys):
     assert main(["check", mlp_json, "--int4", "--quiet"]) == 0
-    assert "nothing found" in capsys.readouterr().out
+    assert "INT4 weights: 2" in capsys.readouterr().out
     (tmp_path / "config.yaml").write_text("quant: {}\nskip: ['*']\n")
     config = ["--config", str(tmp_path / "config.yaml")]
     assert main(["check", mlp_json, *config, "--quiet", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)["diagnostics"]
     assert [d["code"] for d in found] == ["skipped", "skipped", "nothing-to-quantize"]
+
+
+def test_check_prints_the_tables_of_build(tmp_path, capsys):
+    """Of attention, too; and the error, where there is one."""
+
+    class Attend(torch.nn.Module):
+        def forward(self, q):
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    model = str(tmp_path / "attend.pt2")
+    torch.export.save(torch.export.export(Attend(), (torch.zeros(1, 2, 5, 8),)), model)
+    assert main(["check", model, "--quiet"]) == 0
+    checked = capsys.readouterr().out
+    assert main(["build", model, "--quiet"]) == 0
+    tables = [text.partition("kernels:")[0] for text in (checked, capsys.readouterr().out)]
+    assert tables[0] == tables[1]
+    assert "attention: 1 of 1 recognised" in checked
+    assert main(["check", model, "--int4", "--quiet"]) == 1
+    assert "error[nothing-to-quantize]" in capsys.readouterr().out
 
 
 def test_info_is_one_table(capsys):
