@@ -172,20 +172,25 @@ class _Canonicalizer(PyExprMutator):
             self.report.attention.append(site)
 
     def note_near_miss(self, block: relax.Var, missed: NearMiss) -> None:
-        binding = missed.binding or block.name
+        binding, message = missed.binding or block.name, _words(missed.message)
         emit(
             Diagnostic.note(
                 f"attention-{missed.code}",
-                f"not recognised as attention: {missed.message}",
+                f"not recognised as attention: {message}",
                 function=self.function,
                 binding=binding,
                 help=missed.help,
             )
         )
         if self.report is not None:
-            reason = f"{missed.code}: {missed.message}, at `{binding}`"
+            reason = f"{missed.code}: {message}, at `{binding}`"
             site = AttentionSite(self.function, block.name, False, reason, {})
             self.report.attention.append(site)
+
+
+def _words(text: str) -> str:
+    """Without the type of numbers."""
+    return re.sub(r"\(?T\.int64\((-?\d+)\)\)?", r"\1", text)
 
 
 def _plain(value: Any) -> Any:

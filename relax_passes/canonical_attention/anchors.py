@@ -64,4 +64,4 @@ def _why_not(graph: Graph, exp: relax.Var) -> NearMiss:
         front = [var for var in readers if names[var] in ("sum", *VIEWS)]
     where = next((x for x in odd[1:] if graph.call(x)[0] != "multiply"), odd[-1])
     message = f"exponentials of scores, or their sum, go through {graph.words(where)}"
-    return NearMiss("softmax-form", message, where, "write nn.softmax, or exp(x) / sum(exp(x))")
+    return NearMiss("softmax-form", message, where)

@@ -57,8 +57,7 @@ class Block:
         keys, values = self.extents[self.key], shape[list(letters).index(SUMMED)]
         if not self.points.domain.is_equal(keys, values):
             message = f"there are {keys} keys and {values} values"
-            help_ = "give both one length: the same symbol in their shapes, or R.match_cast"
-            raise NearMiss("lengths", message, self.product.result, help_)
+            raise NearMiss("lengths", message, self.product.result)
 
     def _check_sum(self, summed: Index, others: Sequence[Index]) -> None:
         axis = self.axes[self.key]
@@ -87,13 +86,17 @@ class Block:
         """
         points, operands = self.points, self.operands
         axes = Axes(points, self.axes, self.extents, self.key)
+        names = ["q", "k", "v", "the result", *(f"the mask of `{m.binding.name}`" for m in masks)]
+        missing: list[str] = []
         for frame in axes.frames(*operands.trails):
             tensors, out = operands.placed(points, frame), self._out(frame, result)
-            found = [(mask, placed_mask(points, mask, frame)) for mask in masks]
-            placed = tuple((mask, r) for mask, r in found if r is not None)
-            if tensors is not None and out is not None and len(placed) == len(masks):
-                return Placed(frame, tensors, placed, out)
-        message = "no permutation and reshape of q, k, v, a mask and the result gives (B, H, S, D)"
+            recipes = [*tensors, out, *(placed_mask(points, mask, frame) for mask in masks)]
+            found = [one for one in recipes if one is not None]
+            if len(found) == len(recipes):
+                q, k, v, whole, *shown = found
+                return Placed(frame, (q, k, v), tuple(zip(masks, shown, strict=True)), whole)
+            missing = [name for name, one in zip(names, recipes, strict=True) if one is None]
+        message = f"no permutation and reshape gives {', '.join(missing)} as (B, H, S, D)"
         raise NearMiss("layout", message, self.product.result)
 
     def _out(self, frame: Frame, result: relax.Expr) -> Recipe | None:

@@ -100,11 +100,11 @@ def _place(
     mask_dtype: str | None,
 ) -> Placed:
     """`order`: where batch, head, position and width lie in the operands' axes."""
-    q, k, v = args[:3]
-    shapes = [[shape_of(x)[n] for n in order] for x in (q, k, v)]
+    shapes = [[shape_of(x)[n] for n in order] for x in args[:3]]
     heads, groups = shapes[0][1], shapes[1][1]
     if not is_integer(heads) or not is_integer(groups):
-        raise NearMiss("layout", f"the numbers of heads, {heads} and {groups}, are not static", q)
+        message = f"the numbers of heads, {heads} and {groups}, are not constant"
+        raise NearMiss("heads-not-static", message, result)
     extents = (*shapes[0][:3], shapes[1][2])
     axes = tuple(points.axis(name, e) for name, e in zip("bhij", extents, strict=True))
     frame = Frame(axes, extents, {}, axes[:3])
@@ -118,15 +118,16 @@ def _place(
         return Operand(views_of(points, points.simplified(element)), last, size)
 
     operands = Operands(
-        operand(q, (b, h, i), d, shapes[0][3]),
-        operand(k, (b, group, j), d, shapes[0][3]),
-        operand(v, (b, group, j), w, shapes[2][3]),
+        operand(args[0], (b, h, i), d, shapes[0][3]),
+        operand(args[1], (b, group, j), d, shapes[0][3]),
+        operand(args[2], (b, group, j), w, shapes[2][3]),
     )
     masks = () if mask_dtype is None else _mask(points, frame, args[3], mask_dtype, result)
-    tensors, out = operands.placed(points, frame), _out(points, result, order)
-    if tensors is None or out is None:
+    q, k, v = operands.placed(points, frame)
+    out = _out(points, result, order)
+    if q is None or k is None or v is None or out is None:
         raise NearMiss("layout", "q, k and v cannot be laid out as (B, H, S, D)", result)
-    return Placed(frame, tensors, masks, out)
+    return Placed(frame, (q, k, v), masks, out)
 
 
 def _mask(

@@ -13,6 +13,7 @@ from tvm import relax
 
 from relax_passes._adjoint import bodies_of, used_vars
 from relax_passes._values import Values
+from relax_passes.canonical_attention.remedies import REMEDIES
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -29,11 +30,11 @@ class NearMiss(Exception):
     binding : str
         The variable where it was found.
     help : str
-        What to write instead, or "".
+        What to write instead.
     """
 
-    def __init__(self, code: str, message: str, where: relax.Expr, help: str = "") -> None:
-        self.code, self.message, self.help = code, message, help
+    def __init__(self, code: str, message: str, where: relax.Expr) -> None:
+        self.code, self.message, self.help = code, message, REMEDIES[code]
         self.binding = where.name if isinstance(where, relax.Var) else ""
         super().__init__(message)
 

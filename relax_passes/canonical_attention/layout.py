@@ -77,21 +77,23 @@ class Operands:
     def trails(self) -> tuple[Trail, Trail, Trail]:
         return self.query.trail, self.key.trail, self.value.trail
 
-    def placed(self, points: Points, frame: Frame) -> tuple[Recipe, Recipe, Recipe] | None:
-        """q (B, H, Sq, D), k (B, G, Sk, D) and v (B, G, Sk, Dv) with the smallest G."""
+    def placed(
+        self, points: Points, frame: Frame
+    ) -> tuple[Recipe | None, Recipe | None, Recipe | None]:
+        """q (B, H, Sq, D), k (B, G, Sk, D) and v (B, G, Sk, Dv) with the smallest G; None for
+        those that cannot be made."""
         b, h, i, j = frame.axes
         batch, heads, queries, keys = frame.extents
         q = self.query.placed(points, frame, (b, h, i), (batch, heads, queries))
-        if q is None:
-            return None
+        k = v = None
         for repeats in self._repeats(points, frame):
             groups = integer(int(heads) // repeats)
             g = points.axis("g", groups)
             place = points, frame, (b, g, j), (batch, groups, keys), {h: g * repeats}
             k, v = self.key.placed(*place), self.value.placed(*place)
             if k is not None and v is not None:
-                return q, k, v
-        return None
+                break
+        return q, k, v
 
     def _repeats(self, points: Points, frame: Frame) -> Iterator[int]:
         """How many query heads may share a key/value head: h only enters as h // repeats."""

@@ -12,6 +12,7 @@ from relax_passes._adjoint import used_vars
 from relax_passes.canonical_attention.elements import Element, Points, broadcast_element
 from relax_passes.canonical_attention.graph import FLOATS, NearMiss, dtype_of, is_wider, shape_of
 from relax_passes.canonical_attention.products import Product, product_of
+from relax_passes.canonical_attention.reach import PRODUCTS, sources
 
 _LONGEST = 64  # bindings looked at for one softmax
 
@@ -100,14 +101,16 @@ class ScoreReader:
     def _either(self, element: Element, pairs: list[tuple[relax.Expr, Any]]) -> tuple[Scores, Any]:
         """The scores that lie behind one of several operands, and what goes with it."""
         problem = None
-        for source, rest in pairs:
+        for source, rest in sorted(pairs, key=lambda pair: not self._has_product(pair[0])):
             try:
                 return self._below(element, source), rest
             except NearMiss as found:
-                if problem is None or problem.code in ("no-product", "scores-broadcast"):
-                    problem = found
+                problem = problem or found
         assert problem is not None
         raise problem
+
+    def _has_product(self, source: relax.Expr) -> bool:
+        return any(self.graph.call(var)[0] in PRODUCTS for var in sources(self.graph, source))
 
     def _astype(self, call: relax.Call, element: Element) -> Scores:
         source = call.args[0]

@@ -40,4 +40,4 @@ def split_softmaxes(
             reaches(graph, var, PRODUCTS) or any(products_above(graph, x) for x in scores)
         ):
             message = f"the softmax is in the function `{name}`, its products are not"
-            yield var, NearMiss("softmax-in-function", message, var, "inline the function")
+            yield var, NearMiss("softmax-in-function", message, var)

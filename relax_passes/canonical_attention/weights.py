@@ -54,10 +54,6 @@ class Weights:
 
 
 _INFINITE = (math.inf, -math.inf)
-_INSTEAD = (
-    "multiply softmax(scores) by the values with matmul or einsum, hide keys before the softmax, "
-    "and export without dropout"
-)
 
 
 class WeightReader:
@@ -156,7 +152,7 @@ class WeightReader:
 
     def _changed(self, reader: relax.Var) -> NearMiss:
         message = f"weights go through {self.graph.words(reader)}"
-        return NearMiss("weights-changed", message, reader, _INSTEAD)
+        return NearMiss("weights-changed", message, reader)
 
     def _is_one(self, call: Any) -> bool:
         name = call.op.name if call is not None else ""

@@ -1,5 +1,9 @@
 """What is almost attention has a row with the exact reason and binding; what is not has none."""
 
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 from attention_blocks import attention_of, canonical, causal, const
 from small_modules import one_function
@@ -9,7 +13,10 @@ from tvm.relax import op as O
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from relax_passes import canonical_attention
+from relax_passes.canonical_attention.remedies import REMEDIES
 from relax_passes.inline_private_functions import InlinePrivateFunctions
+from sits_tvm.diagnostics import collect
 
 SHAPES = (2, 4, 6, 8), (2, 4, 7, 8), (2, 4, 7, 8)
 
@@ -80,6 +87,12 @@ def cast_by_match(bb, x):
 
 def matched_scores(bb, scores, v):
     weights = bb.emit(O.nn.softmax(cast_by_match(bb, scores), axis=-1))
+    return O.matmul(weights, v)
+
+
+def broadcast_scores(bb, scores, v):
+    mask = relax.const(np.zeros((3, 1, 1, 6, 7)), "float32")
+    weights = bb.emit(O.nn.softmax(bb.emit(O.add(scores, mask), "masked"), axis=-1))
     return O.matmul(weights, v)
 
 
@@ -157,6 +170,10 @@ TABLE = {
         written(matched_scores),
         "no-product: scores come from R.match_cast, at `matched`",
     ),
+    "scores broadcast": (
+        written(broadcast_scores),
+        "scores-broadcast: scores [2, 4, 6, 7] are broadcast to [3, 2, 4, 6, 7], at `masked`",
+    ),
     "values multiplied and summed": (
         written(multiply_and_sum),
         "weights-changed: weights go through R.multiply, at `terms`",
@@ -192,8 +209,19 @@ TABLE = {
 @pytest.mark.parametrize("name", TABLE)
 def test_has_a_row(name):
     mod, reason = TABLE[name]
-    _, rows = canonical(mod)
+    with collect() as notes:
+        _, rows = canonical(mod)
     assert [(row.recognised, row.reason) for row in rows] == [(False, reason)]
+    assert all(note.help for note in notes)
+
+
+def test_every_reason_says_what_to_write():
+    source = "".join(
+        path.read_text() for path in Path(canonical_attention.__path__[0]).glob("*.py")
+    )
+    raised = re.findall(r'NearMiss\(\s*"([a-z0-9-]+)"', source)
+    assert set(raised) == set(REMEDIES)
+    assert list(REMEDIES) == sorted(REMEDIES)
 
 
 def test_times_one_over_the_sum():
