@@ -45,7 +45,8 @@ class QuantSpec:
         "absmax" spans the extremes of the group; "mse" shrinks that span to the one with the
         smallest squared error.
     activation : str or None
-        None keeps activations in float (W4A16). "int8" and "int4" have no kernels yet.
+        None keeps activations in float (W4A16). "int8" quantizes them in every call, per token,
+        for products of integers (W4A8, llvm only). "int4" has no kernels yet.
 
     Raises
     ------
@@ -66,13 +67,14 @@ class QuantSpec:
         _require("QuantSpec.symmetric", self.symmetric, (True, False))
         _require("QuantSpec.scale_dtype", self.scale_dtype, SCALE_DTYPES)
         _require("QuantSpec.scale_method", self.scale_method, SCALE_METHODS)
-        _require("QuantSpec.activation", self.activation, (None,))
+        _require("QuantSpec.activation", self.activation, (None, "int8"))
 
     def __str__(self) -> str:
         group = "per channel" if self.group_size == -1 else f"g{self.group_size}"
         kind = "symmetric" if self.symmetric else "asymmetric"
         method = "" if self.scale_method == "absmax" else f", {self.scale_method}"
-        return f"int{self.bits} {group} {kind}, {self.scale_dtype} scales{method}"
+        activation = "" if self.activation is None else f", {self.activation} activations"
+        return f"int{self.bits} {group} {kind}, {self.scale_dtype} scales{method}{activation}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,6 +136,7 @@ def kernel_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         relax.transform.FuseTransposeMatmul(),
         *_backend(target).library_dispatch_passes(target),
         relax.transform.LegalizeOps(),
+        relax.transform.EliminateCommonSubexpr(),  # activations quantized once for q, k and v
         relax.transform.CanonicalizeBindings(),  # copies would hide consumers from fusion
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),

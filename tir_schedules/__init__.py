@@ -13,9 +13,11 @@ from .fake_quantize_gradient import FakeQuantizeGradient
 from .fallback import CpuFallback
 from .group_sums import GroupSums
 from .matmul import Matmul
+from .quantize_activation import QuantizeActivation
 
 RULES = (
     Matmul(),
+    QuantizeActivation(),
     FakeQuantizeGradient(),
     CpuFallback(),
     GroupSums(),

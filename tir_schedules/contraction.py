@@ -50,6 +50,11 @@ class Axes:
             index, point[axis.var] = split(index, axis.dom.extent)
         return point | {axis.var: index for axis in self.iters[:1]}
 
+    def indices(self, index: tirx.Expr) -> list[tirx.Expr]:
+        """`at`, in the order of the axes."""
+        point = self.at(index)
+        return [point[axis.var] for axis in self.iters]
+
     def index(self, point: Point) -> tirx.Expr:
         """The inverse of `at`."""
         position = tirx.IntImm("int64", 0)
@@ -66,6 +71,14 @@ class Int4Weight:
     scale: tirx.Buffer
     zero_point: tirx.Buffer | None
     group_size: int
+
+
+@dataclass(frozen=True)
+class Int8Rows:
+    """The buffers of quantized activations, see `int8_matmul`."""
+
+    codes: tirx.Buffer
+    sums: tirx.Buffer
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ class Contraction:
     rows: Axes
     column: tirx.IterVar
     reduction: tirx.IterVar
-    lhs: tirx.Expr
+    lhs: tirx.Expr | Int8Rows
     rhs: tirx.Expr | Int4Weight
     total: tirx.Var
     stages: tuple[Stage, ...]

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
+from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
 from .contraction import LANES, Contraction, Point
@@ -43,6 +44,28 @@ def when(condition: tirx.Expr | bool) -> Iterator[None]:
         return
     with T.If(condition), T.Then():
         yield
+
+
+def first_that_holds(
+    branches: Sequence[tuple[tirx.Expr, Callable[[], None]]], otherwise: Callable[[], None]
+) -> None:
+    """``if … elif … else``, decided here where it can be."""
+    if not branches:
+        otherwise()
+        return
+    (condition, emit), *rest = branches
+    known = Analyzer().simplify(condition)
+    if isinstance(known, tirx.IntImm):
+        if known.value:
+            emit()
+        else:
+            first_that_holds(rest, otherwise)
+        return
+    with T.If(condition):
+        with T.Then():
+            emit()
+        with T.Else():
+            first_that_holds(rest, otherwise)
 
 
 def registers(count: int, lanes: int = LANES) -> list[tirx.Buffer]:

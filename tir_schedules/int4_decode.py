@@ -9,12 +9,15 @@ and neither side rounds: two integer instructions and one subtraction per vector
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .contraction import Int4Weight
 from .emit import registers, vectorized
-from .packing import CODES_PER_WORD
+from .int4_matmul import nibble
+from .packing import CODES_PER_WORD, SYMMETRIC_ZERO
 
 _MAGIC_BITS = 0x4B000000
 _MAGIC = float(1 << 23)
@@ -45,3 +48,13 @@ def _biased_zero(
         return tirx.const(_MAGIC + 8, "float32")
     word = weight.zero_point[tile, group // CODES_PER_WORD, lane]
     return biased_code(word, (group % CODES_PER_WORD).astype("uint32"))
+
+
+def zero_points(
+    weight: Int4Weight, tile: tirx.Expr, group: tirx.Expr
+) -> Callable[[tirx.Expr], tirx.Expr]:
+    """The zero points of a group as integers, by lane."""
+    if weight.zero_point is None:
+        return lambda lane: tirx.const(SYMMETRIC_ZERO, "int32")
+    part = weight.zero_point
+    return lambda lane: nibble(part[tile, group // CODES_PER_WORD, lane], group)

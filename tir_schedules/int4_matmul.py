@@ -8,6 +8,7 @@ case does the dequantized weight exist as a whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from tvm import te, tirx
 
@@ -19,15 +20,17 @@ DEQUANTIZE = "dequantize"
 """Name of the block, and key of its annotation, whose value is the group size."""
 
 
-def int4_matmul(
-    m: int | None, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int
-) -> tirx.PrimFunc:
+Rows: TypeAlias = int | tuple[int | None, ...] | None
+"""Extent of the axis of rows, or of several; None is symbolic."""
+
+
+def int4_matmul(m: Rows, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int) -> tirx.PrimFunc:
     """``Y = X @ W.T`` with a packed weight W (n, k).
 
     Parameters
     ----------
-    m : int or None
-        Rows of X; None makes them symbolic.
+    m : int, None or a tuple of these
+        Rows of X, or its axes of rows; None makes one symbolic.
     n, k : int
         Output and input channels.
     spec : QuantSpec
@@ -40,24 +43,24 @@ def int4_matmul(
     Returns
     -------
     PrimFunc
-        Of X (m, k), codes, scale, zero_point if asymmetric, and the output Y (m, n), with int64
+        Of X (m…, k), codes, scale, zero_point if asymmetric, and the output Y (m…, n), with int64
         extents. Products and sums are float32; Y is rounded to `dtype` once.
     """
-    rows = te.var("m", dtype="int64") if m is None else _int64(m)
-    x = te.placeholder((rows, _int64(k)), dtype, name="X")
-    packed = _placeholders(PackedLayout(n, k, spec, lanes))
+    rows = row_axes(m)
+    x = te.placeholder((*rows, int64(k)), dtype, name="X")
+    packed = weight_placeholders(PackedLayout(n, k, spec, lanes))
     weight = _dequantize(packed, PackedLayout(n, k, spec, lanes))
-    r = te.reduce_axis((0, _int64(k)), name="k")
+    r = te.reduce_axis((0, int64(k)), name="k")
     y = te.compute(
-        (rows, _int64(n)),
-        lambda i, j: te.sum(x[i, r].astype("float32") * weight[j, r], axis=r),
+        (*rows, int64(n)),
+        lambda *at: te.sum(x[(*at[:-1], r)].astype("float32") * weight[at[-1], r], axis=r),
         name="matmul",
     )
-    return _prim_func([x, *packed], _cast(y, dtype))
+    return prim_func([x, *packed], cast(y, dtype))
 
 
 def int4_take(
-    num_indices: int | None,
+    num_indices: Rows,
     n: int,
     k: int,
     spec: QuantSpec,
@@ -69,8 +72,8 @@ def int4_take(
 
     Parameters
     ----------
-    num_indices : int or None
-        Number of rows taken; None makes it symbolic.
+    num_indices : int, None or a tuple of these
+        Number of rows taken, or the axes of indices; None makes one symbolic.
     n, k, spec, dtype, lanes
         As for `int4_matmul`.
     index_dtype : str
@@ -79,38 +82,48 @@ def int4_take(
     Returns
     -------
     PrimFunc
-        Of indices (t,), codes, scale, zero_point if asymmetric, and the output (t, k) in `dtype`.
+        Of indices (t…), codes, scale, zero_point if asymmetric, and the output (t…, k) in `dtype`.
     """
-    count = te.var("t", dtype="int64") if num_indices is None else _int64(num_indices)
+    axes = row_axes(num_indices)
     layout = PackedLayout(n, k, spec, lanes)
-    indices = te.placeholder((count,), index_dtype, name="indices")
-    packed = _placeholders(layout)
-    taken = te.compute(
-        (count, _int64(k)),
-        lambda i, j: _row_or_nan(packed, layout, indices[i].astype("int64"), j).astype(dtype),
-        name="take",
+    indices = te.placeholder(axes, index_dtype, name="indices")
+    packed = weight_placeholders(layout)
+
+    def element(*at: tirx.Expr) -> tirx.Expr:
+        row = indices[at[:-1]].astype("int64")
+        return _row_or_nan(packed, layout, row, at[-1]).astype(dtype)
+
+    taken = te.compute((*axes, int64(k)), element, name="take")
+    return prim_func([indices, *packed], taken)
+
+
+def row_axes(m: Rows) -> tuple[tirx.Expr, ...]:
+    """The extents of the axes of rows."""
+    extents = m if isinstance(m, tuple) else (m,)
+    return tuple(
+        te.var(f"m{i}" if i else "m", dtype="int64") if extent is None else int64(extent)
+        for i, extent in enumerate(extents)
     )
-    return _prim_func([indices, *packed], taken)
 
 
 def _row_or_nan(
     packed: Sequence[te.Tensor], layout: PackedLayout, row: tirx.Expr, column: tirx.Expr
 ) -> tirx.Expr:
-    inside = tirx.all(row >= 0, row < _int64(layout.n))
+    inside = tirx.all(row >= 0, row < int64(layout.n))
     nan = tirx.const(float("nan"), "float32")
     return tirx.if_then_else(inside, _element(packed, layout, row, column), nan)
 
 
-def _placeholders(layout: PackedLayout) -> list[te.Tensor]:
+def weight_placeholders(layout: PackedLayout) -> list[te.Tensor]:
     return [
-        te.placeholder([_int64(extent) for extent in shape], dtype, name=name)
+        te.placeholder([int64(extent) for extent in shape], dtype, name=name)
         for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True)
     ]
 
 
 def _dequantize(packed: Sequence[te.Tensor], layout: PackedLayout) -> te.Tensor:
     return te.compute(
-        (_int64(layout.n), _int64(layout.k)),
+        (int64(layout.n), int64(layout.k)),
         lambda j, r: _element(packed, layout, j, r),
         name=DEQUANTIZE,
         attrs={DEQUANTIZE: layout.group_size},
@@ -123,28 +136,28 @@ def _element(
     """W[row, column] in float32: (code - zero) * scale, the subtraction in integers."""
     tile, lane = row // layout.lanes, row % layout.lanes
     group = column // layout.group_size
-    code = _nibble(packed[0][tile, column // CODES_PER_WORD, lane], column)
+    code = nibble(packed[0][tile, column // CODES_PER_WORD, lane], column)
     zero = tirx.const(8, "int32")
     if not layout.spec.symmetric:
-        zero = _nibble(packed[2][tile, group // CODES_PER_WORD, lane], group)
+        zero = nibble(packed[2][tile, group // CODES_PER_WORD, lane], group)
     return (code - zero).astype("float32") * packed[1][tile, group, lane].astype("float32")
 
 
-def _nibble(word: tirx.Expr, index: tirx.Expr) -> tirx.Expr:
+def nibble(word: tirx.Expr, index: tirx.Expr) -> tirx.Expr:
     shift = (index % CODES_PER_WORD * 4).astype("uint32")
     return ((word >> shift) & tirx.const(15, "uint32")).astype("int32")
 
 
-def _cast(y: te.Tensor, dtype: str) -> te.Tensor:
+def cast(y: te.Tensor, dtype: str) -> te.Tensor:
     if dtype == "float32":
         return y
     return te.compute(y.shape, lambda *i: y[i].astype(dtype), name="cast")
 
 
-def _prim_func(inputs: Sequence[te.Tensor], output: te.Tensor) -> tirx.PrimFunc:
-    func = te.create_prim_func([*inputs, output])
+def prim_func(inputs: Sequence[te.Tensor], *outputs: te.Tensor) -> tirx.PrimFunc:
+    func = te.create_prim_func([*inputs, *outputs])
     return func.with_attr("tirx.noalias", True)
 
 
-def _int64(value: int) -> tirx.IntImm:
+def int64(value: int) -> tirx.IntImm:
     return tirx.IntImm("int64", value)

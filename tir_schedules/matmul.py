@@ -8,12 +8,14 @@ from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from .contraction import LANES, Contraction
+from .contraction import LANES, Contraction, Int8Rows
 from .cpu_target import cores, vector_lanes
 from .emit import with_emitted_body
 from .gemm import Tile, gemm
 from .gemv import Streams, gemv
+from .int8_dot import int8_dot
 from .recognise import recognise
+from .w4a8 import Int8Kernel, Int8Tile, w4a8
 
 _PANEL_BYTES = 1 << 20
 """Half of a usual L2 cache."""
@@ -41,6 +43,9 @@ class Matmul(ScheduleRule):
 
 
 def _any_rows(product: Contraction, target: Target) -> None:
+    if isinstance(product.lhs, Int8Rows):
+        w4a8(product, int8_dot(target), _int8_kernel(target))
+        return
     one = tvm.sym.Analyzer().simplify(product.rows.extent == 1)
     if isinstance(one, tirx.IntImm):  # static rows, or 2 n, which is never 1
         _few_or_many(product, target, bool(one.value))
@@ -79,6 +84,13 @@ def _balanced(columns: int, widths: range, cores: int) -> int:
         return -(-panels // cores) * width
 
     return min(reversed(widths), key=columns_of_busiest)
+
+
+def _int8_kernel(target: Target) -> Int8Kernel:
+    """Tiles whose integer and float sums fit the vector registers together."""
+    rows, vectors = {16: (4, 2), 8: (2, 1), 4: (1, 1)}[vector_lanes(target)]
+    tile = Int8Tile(rows, vectors)
+    return Int8Kernel(Int8Tile(1, 2), tile, 32, tile, 4, cores(target))
 
 
 def _streams(target: Target) -> Streams:

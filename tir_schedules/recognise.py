@@ -13,8 +13,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from .contraction import LANES, Axes, Contraction, Int4Weight, Point, Stage, loads
+from .contraction import LANES, Axes, Contraction, Int4Weight, Int8Rows, Point, Stage, loads
 from .int4_matmul import DEQUANTIZE
+from .int8_matmul import INT8_DOT
 from .tir_nodes import collect, is_const, substitute
 
 _FLOATS = ("float32", "float16")
@@ -31,10 +32,12 @@ def recognise(func: tirx.PrimFunc) -> Contraction | None:
     root = func.body.block
     blocks = _leaf_blocks(root.body)
     sums = [block for block in blocks if any(i.iter_type != _SPATIAL for i in block.iter_vars)]
-    if len(sums) != 1 or not _plain_axes(blocks):
+    dots = [block for block in sums if INT8_DOT in block.annotations]
+    products = [block for block in sums if INT8_DOT not in block.annotations]
+    if len(products) != 1 or len(dots) > 1 or not _plain_axes(blocks):
         return None
-    parts = _sort(blocks, sums[0], frozenset(root.alloc_buffers))
-    return _assemble(sums[0], parts, root.alloc_buffers) if parts is not None else None
+    parts = _sort(blocks, products[0], frozenset(root.alloc_buffers))
+    return _assemble(products[0], parts, root.alloc_buffers) if parts is not None else None
 
 
 def _leaf_blocks(body: tirx.Stmt) -> list[s_tir.SBlock]:
@@ -65,6 +68,7 @@ class _Parts:
 
     producers: dict[tirx.Buffer, Producer] = field(default_factory=dict)
     dequantize: s_tir.SBlock | None = None
+    dot: s_tir.SBlock | None = None
     product: tirx.Expr | None = None
     epilogue: list[tuple[s_tir.SBlock, tirx.Expr]] = field(default_factory=list)
 
@@ -80,9 +84,12 @@ def _sort(
         unknown = (read & temporaries) - derived
         if block.same_as(product):
             parts.product = value
-            unknown -= {parts.dequantize.body.buffer} if parts.dequantize else set()
+            unknown -= {part.body.buffer for part in (parts.dequantize, parts.dot) if part}
         elif DEQUANTIZE in block.annotations:
             parts.dequantize = block
+        elif INT8_DOT in block.annotations:
+            parts.dot = block
+            unknown -= {block.body.buffer}
         elif read & derived:
             derived.add(block.body.buffer)
             parts.epilogue.append((block, value))
@@ -98,8 +105,11 @@ def _sort(
 def _assemble(
     block: s_tir.SBlock, parts: _Parts, temporaries: Sequence[tirx.Buffer]
 ) -> Contraction | None:
-    operands = _operands(block, parts.product)
-    axes = _classify(block, *operands) if operands is not None else None
+    if parts.dot is not None:
+        axes = _int8_operands(block, parts.dot)
+    else:
+        operands = _operands(block, parts.product)
+        axes = _classify(block, *operands) if operands is not None else None
     if axes is None:
         return None
     lhs, rhs, batch, rows, column, reduction = axes
@@ -189,6 +199,18 @@ def _int4_weight(block: s_tir.SBlock, rhs: tirx.Expr, column: tirx.IterVar) -> I
     group_size = int(block.annotations[DEQUANTIZE])
     weight = Int4Weight(nibbles[0].source, scales[0].source, zero_point, group_size)
     return weight if is_const(weight.codes.shape[-1], LANES) else None
+
+
+def _int8_operands(block: s_tir.SBlock, dot: s_tir.SBlock) -> tuple | None:
+    """What `_classify` gives, of the blocks of `int8_matmul`, whose form is known."""
+    group_size = int(dot.annotations[INT8_DOT])
+    _, codes, x = (load.source for load in loads(dot.body.value))
+    _, _, *zero_point, x_sums, scale = (load.source for load in loads(block.body.value))
+    weight = Int4Weight(codes, scale, zero_point[0] if zero_point else None, group_size)
+    *rows, column, group = block.iter_vars
+    if not is_const(codes.shape[-1], LANES):
+        return None
+    return Int8Rows(x, x_sums), weight, (), tuple(rows), column, group
 
 
 def _stages(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import tvm
 from tvm import relax, tirx
@@ -17,6 +16,8 @@ from tvm.ir import Op
 
 from sits_tvm.config import QuantSpec
 from tir_schedules import int4_matmul as kernels
+from tir_schedules.int4_matmul import Rows
+from tir_schedules.int8_matmul import BYTES_PER_WORD, int8_matmul, quantize_activation
 from tir_schedules.packing import PackedLayout
 from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
@@ -52,7 +53,8 @@ def quantize_weight(
 def int4_matmul(x: relax.Expr, *packed: relax.Expr, **layout: object) -> relax.Call:
     """``x @ W.T`` of a float tensor x (..., k) and the parts of a packed weight W (n, k).
 
-    Accumulates in float32; the result (..., n) has the dtype of x. `layout` as above.
+    Accumulates in float32; the result (..., n) has the dtype of x. `layout` as above; with
+    activation="int8" among it, x is quantized per token, see `tir_schedules.int8_matmul`.
     """
     return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], layout)
 
@@ -68,6 +70,8 @@ def int4_take(
 def layout_attrs(layout: PackedLayout) -> dict[str, object]:
     """The attributes by which these ops carry a packed layout."""
     spec = {name: getattr(layout.spec, name) for name in _SPEC_ATTRS}
+    if layout.spec.activation is not None:
+        spec["activation"] = layout.spec.activation
     return {"n": layout.n, "k": layout.k, "lanes": layout.lanes, **spec}
 
 
@@ -79,6 +83,7 @@ def layout_of(call: relax.Call) -> PackedLayout:
         group_size=int(attrs["group_size"]),
         symmetric=bool(attrs["symmetric"]),
         scale_dtype=str(attrs["scale_dtype"]),
+        activation=attrs.get("activation"),
         scale_method=str(attrs.get("scale_method", "absmax")),
     )
     return PackedLayout(int(attrs["n"]), int(attrs["k"]), spec, int(attrs["lanes"]))
@@ -166,44 +171,66 @@ def _legalize_quantize_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax
 def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, *packed = call.args
     layout, dtype = layout_of(call), str(x.ty.dtype)
-    rows = _product(list(x.ty.shape)[:-1])
-    kernel = _fusable(_matmul_kernel(_static(rows), layout, dtype), rows)
-    out = relax.TensorType([rows, layout.n], dtype)
-    flat = _reshape(bb, x, [rows, layout.k])
-    y = call_prim_func(bb, kernel, "int4_matmul", [flat, *packed], out)
-    return _reshape(bb, y, [*list(x.ty.shape)[:-1], layout.n])
+    *rows, _ = x.ty.shape
+    x = x if rows else _reshape(bb, x, [1, layout.k])
+    extents = rows or [1]
+    if layout.spec.activation is None:
+        name, make, operands = "int4_matmul", _matmul_kernel, [x]
+    else:
+        name, make, operands = "int8_matmul", _int8_kernel, _quantized(bb, x, layout)
+    kernel = _fusable(make(_static(extents), layout, dtype), extents)
+    out = relax.TensorType([*extents, layout.n], dtype)
+    y = call_prim_func(bb, kernel, name, [*operands, *packed], out)
+    return y if rows else _reshape(bb, y, [layout.n])
+
+
+def _quantized(bb: relax.BlockBuilder, x: relax.Expr, layout: PackedLayout) -> list[relax.Expr]:
+    """Codes, scales and sums of x (..., k), see `int8_matmul`."""
+    *rows, k = x.ty.shape
+    kernel = _quantize_kernel(_static(rows), int(k), layout.group_size, str(x.ty.dtype))
+    types = [
+        relax.TensorType([*rows, layout.padded_k // BYTES_PER_WORD], "int32"),
+        relax.TensorType(rows, "float32"),
+        relax.TensorType([*rows, layout.groups], "int32"),
+    ]
+    opaque = kernel.with_attr("op_pattern", _OPAQUE)
+    parts = call_prim_func(bb, opaque, "quantize_activation", [x], types)
+    return [bb.emit(relax.TupleGetItem(parts, i)) for i in range(len(types))]
 
 
 def _legalize_int4_take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     indices, *packed = call.args
     layout, dtype = layout_of(call), str(call.attrs["out_dtype"])
-    count = _product(indices.ty.shape)
-    kernel = _fusable(_take_kernel(_static(count), layout, dtype, str(indices.ty.dtype)), count)
-    out = relax.TensorType([count, layout.k], dtype)
-    flat = _reshape(bb, indices, [count])
-    rows = call_prim_func(bb, kernel, "int4_take", [flat, *packed], out)
-    return _reshape(bb, rows, [*indices.ty.shape, layout.k])
+    shape = list(indices.ty.shape)
+    indices = indices if shape else _reshape(bb, indices, [1])
+    extents = shape or [1]
+    kernel = _take_kernel(_static(extents), layout, dtype, str(indices.ty.dtype))
+    out = relax.TensorType([*extents, layout.k], dtype)
+    rows = call_prim_func(bb, _fusable(kernel, extents), "int4_take", [indices, *packed], out)
+    return rows if shape else _reshape(bb, rows, [layout.k])
 
 
-def _fusable(kernel: tirx.PrimFunc, rows: object) -> tirx.PrimFunc:
-    """FuseTIR does not match the kernel's own symbol of rows with a product such as b * s."""
-    plain = isinstance(rows, int) or tvm.ir.is_prim_var(rows) or isinstance(rows, tirx.IntImm)
+def _fusable(kernel: tirx.PrimFunc, extents: Sequence[object]) -> tirx.PrimFunc:
+    """FuseTIR does not match the kernel's own symbol of an extent with a sum or a product."""
+    plain = all(_is_constant(e) or tvm.ir.is_prim_var(e) for e in extents)
     return kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE if plain else _OPAQUE)
 
 
 # A model holds the same kernel once per layer: make it once.
 @lru_cache(maxsize=512)
-def _matmul_kernel(rows: int | None, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
+def _matmul_kernel(rows: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     return kernels.int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.lanes)
 
 
 @lru_cache(maxsize=64)
-def _take_kernel(
-    count: int | None, layout: PackedLayout, dtype: str, index_dtype: str
-) -> tirx.PrimFunc:
+def _take_kernel(count: Rows, layout: PackedLayout, dtype: str, index_dtype: str) -> tirx.PrimFunc:
     return kernels.int4_take(
         count, layout.n, layout.k, layout.spec, dtype, layout.lanes, index_dtype
     )
+
+
+_int8_kernel = lru_cache(maxsize=512)(int8_matmul)
+_quantize_kernel = lru_cache(maxsize=64)(quantize_activation)
 
 
 def call_prim_func(
@@ -218,24 +245,16 @@ def call_prim_func(
 
 
 def _reshape(bb: relax.BlockBuilder, x: relax.Expr, shape: Sequence[object]) -> relax.Expr:
-    if len(x.ty.shape) == len(shape):
-        return x
     return bb.emit(relax.op.reshape(x, relax.ShapeExpr(list(shape))))
 
 
-def _product(shape: Sequence[Any]) -> Any:
-    rows: Any = 1
-    for extent in shape:
-        rows = rows * extent if not _is_one(rows) else extent
-    return rows
+def _static(extents: Sequence[object]) -> Rows:
+    """The extents, None for what is not a constant."""
+    return tuple(int(extent) if _is_constant(extent) else None for extent in extents)
 
 
-def _is_one(extent: object) -> bool:
-    return isinstance(extent, int | tirx.IntImm) and int(extent) == 1
-
-
-def _static(extent: object) -> int | None:
-    return int(extent) if isinstance(extent, int | tirx.IntImm) else None
+def _is_constant(extent: object) -> bool:
+    return isinstance(extent, int | tirx.IntImm)
 
 
 register_op(

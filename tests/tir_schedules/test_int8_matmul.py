@@ -1,0 +1,235 @@
+"""INT8 activations times INT4 weights against exact integer sums, unscheduled and scheduled."""
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_runs import ROWS, TARGETS, target
+
+from sits_tvm.config import QuantSpec
+from tir_schedules.int8_matmul import int8_matmul, quantize_activation
+from tir_schedules.matmul import Matmul
+from tir_schedules.packing import PackedLayout, deinterleave, unpack_nibbles
+from tir_schedules.quantize_activation import QuantizeActivation
+
+TARGETS |= {
+    "skylake": "llvm -mcpu=skylake-avx512",
+    "alderlake": "llvm -mcpu=alderlake",
+    "cascadelake": "llvm -mcpu=cascadelake",
+    "znver4": "llvm -mcpu=znver4",
+}
+RUNS_HERE = ("host", "haswell", "generic")
+G32 = QuantSpec(group_size=32, symmetric=False, scale_dtype="float32")
+SHAPES = [
+    (40, 72, G32),
+    (16, 640, QuantSpec(group_size=128)),
+    (50, 37, QuantSpec(group_size=-1, symmetric=False)),
+    (70, 16, QuantSpec(group_size=32)),
+]
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def quantized(x):
+    """Codes and scales by the definition; a zero row has the scale of 2**-100."""
+    largest = np.maximum(np.abs(x).max(-1, initial=0), np.float32(2.0**-100))
+    scale = largest.astype("float32") / np.float32(127)
+    return np.rint(x / scale[..., None]).astype("int64"), scale
+
+
+def as_words(codes, layout):
+    """Codes (m, k) to the words (m, padded k / 4) that kernels read."""
+    padded = np.zeros((len(codes), layout.padded_k), "uint8")
+    padded[:, : layout.k] = codes.astype("int8").view("uint8")
+    ordered = padded.reshape(len(codes), layout.padded_k // 8, 4, 2).swapaxes(2, 3)
+    words = np.ascontiguousarray(ordered).view("int32")
+    return words.reshape(len(codes), layout.padded_k // 4)
+
+
+def group_sums(codes, layout):
+    padded = np.zeros((len(codes), layout.padded_k), "int64")
+    padded[:, : layout.k] = codes
+    return padded.reshape(len(codes), layout.groups, layout.group_size).sum(-1)
+
+
+def random_weight(rng, layout):
+    codes, scale, *zero = layout.shapes
+    return [
+        rng.integers(0, 1 << 32, codes, dtype=np.uint32),
+        rng.normal(size=scale).astype(layout.spec.scale_dtype),
+        *(rng.integers(0, 1 << 32, shape, dtype=np.uint32) for shape in zero),
+    ]
+
+
+def product(codes, scale, parts, layout):
+    """Exact integer sums of each group, then float64."""
+    weight = unpack_nibbles(deinterleave(parts[0], layout.n)).astype("int64")
+    zero = np.full((layout.n, layout.groups), 8)
+    if len(parts) == 3:
+        zero = unpack_nibbles(deinterleave(parts[2], layout.n))[:, : layout.groups].astype("int64")
+    shifted = weight.reshape(layout.n, layout.groups, layout.group_size) - zero[:, :, None]
+    x = np.zeros((len(codes), layout.padded_k), "int64")
+    x[:, : layout.k] = codes
+    sums = np.einsum("ngk,mgk->mng", shifted, x.reshape(len(x), *shifted.shape[1:]))
+    scales = deinterleave(parts[1], layout.n).astype("float64")
+    terms = sums * scales
+    bound = np.abs(terms).sum(-1) * scale.astype("float64")[:, None]
+    return terms.sum(-1) * scale.astype("float64")[:, None], bound
+
+
+def build(func, rule, name):
+    scheduled = rule.apply(func, target(name), False) if rule else None
+    with target(name):
+        mod = scheduled.mod if rule else tvm.IRModule({"main": func})
+        return tvm.compile(mod, target=target(name))["main"]
+
+
+def run(kernel, *inputs, outputs):
+    made = [tvm.runtime.tensor(np.full(shape, 77, dtype)) for shape, dtype in outputs]
+    kernel(*(tvm.runtime.tensor(array) for array in inputs), *made)
+    return [tensor.numpy() for tensor in made]
+
+
+def run_product(kernel, codes, scale, parts, layout, dtype="float32"):
+    x = as_words(codes, layout), scale, group_sums(codes, layout).astype("int32")
+    (y,) = run(kernel, *x, *parts, outputs=[((len(codes), layout.n), dtype)])
+    return y
+
+
+def assert_rounded(y, expected, bound):
+    """float32 sums of exact terms, at most a rounding for each group and a few more."""
+    step = np.finfo(y.dtype).eps * np.abs(expected)
+    assert (np.abs(y - expected) <= 1e-6 * bound + step).all()
+
+
+@pytest.mark.parametrize("rule", [None, Matmul()], ids=["plain", "scheduled"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
+def test_product(rng, n, k, spec, dtype, rule):
+    layout = PackedLayout(n, k, spec, 16)
+    parts = random_weight(rng, layout)
+    kernel = build(int8_matmul(None, layout, dtype), rule, "host")
+    for m in ROWS:
+        codes, scale = quantized(rng.standard_normal((m, k)).astype("float32"))
+        y = run_product(kernel, codes, scale, parts, layout, dtype)
+        assert_rounded(y, *product(codes, scale, parts, layout))
+
+
+@pytest.mark.parametrize("name", RUNS_HERE)
+def test_every_instruction_agrees(rng, name):
+    layout = PackedLayout(40, 72, G32, 16)
+    parts = random_weight(rng, layout)
+    kernel = build(int8_matmul(None, layout, "float32"), Matmul(), name)
+    for m in (1, 3, 40):
+        codes, scale = rng.integers(-127, 128, (m, 72)), np.ones(m, "float32")
+        y = run_product(kernel, codes, scale, parts, layout)
+        assert_rounded(y, *product(codes, scale, parts, layout))
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction", "absent"),
+    [
+        ("znver4", "vpdpbusd", "vpmaddubsw"),
+        ("cascadelake", "vpdpbusd", "vpmaddubsw"),
+        ("alderlake", "vpdpbusd", "zmm"),
+        ("skylake", "vpmaddubsw", "vpdpbusd"),
+        ("haswell", "vpmaddubsw", "zmm"),
+        ("generic", "paddd", "vp"),
+    ],
+)
+def test_instructions_are_those_of_the_target(name, instruction, absent):
+    layout = PackedLayout(32, 64, G32, 16)
+    scheduled = Matmul().apply(int8_matmul(None, layout, "float32"), target(name), False)
+    assembly = tvm.compile(scheduled.mod, target=target(name)).mod.inspect_source("asm")
+    assert instruction in assembly
+    assert absent not in assembly
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_extremes_do_not_saturate(rows):
+    """The largest sum: codes 15 and activations 127 throughout, over a whole channel."""
+    layout = PackedLayout(16, 28672, QuantSpec(group_size=-1, scale_dtype="float32"), 16)
+    parts = [np.full(layout.shapes[0], 0xFFFFFFFF, "uint32"), np.ones(layout.shapes[1], "float32")]
+    kernel = build(int8_matmul(rows, layout, "float32"), Matmul(), "host")
+    for sign in (1, -1):
+        codes = np.full((rows, layout.k), 127 * sign)
+        y = run_product(kernel, codes, np.ones(rows, "float32"), parts, layout)
+        assert (y == sign * 7 * 127 * 28672).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("name", RUNS_HERE)
+def test_every_code_meets_its_activation(rows, name):
+    """One-hot rows read single weights of a ramp: no element is moved, no nibble confused."""
+    layout = PackedLayout(32, 64, QuantSpec(group_size=32), 16)
+    code = (np.arange(64)[None, :] + 3 * np.arange(32)[:, None]) % 16
+    words = (code.reshape(32, 8, 8).astype("uint32") << (4 * np.arange(8, dtype="uint32"))).sum(-1)
+    parts = [
+        np.ascontiguousarray(words.reshape(2, 16, 8).swapaxes(1, 2)).astype("uint32"),
+        np.ones(layout.shapes[1], "float16"),
+    ]
+    kernel = build(int8_matmul(rows, layout, "float32"), Matmul(), name)
+    for start in range(0, 64, rows):
+        eye = np.eye(64, dtype="int64")[start : start + rows] * -3
+        x = np.concatenate([eye, np.zeros((rows - len(eye), 64), "int64")])
+        y = run_product(kernel, x, np.ones(rows, "float32"), parts, layout)
+        np.testing.assert_array_equal(y[: len(eye)], -3 * (code - 8).T[start : start + rows])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    m=st.integers(1, 40),
+    n=st.integers(1, 70),
+    k=st.integers(1, 300),
+    group=st.sampled_from([32, 64, 128, -1]),
+    symmetric=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+)
+def test_any_shape(m, n, k, group, symmetric, seed):
+    layout = PackedLayout(n, k, QuantSpec(group_size=group, symmetric=symmetric), 16)
+    rng = np.random.default_rng(seed)
+    parts = random_weight(rng, layout)
+    kernel = build(int8_matmul(m, layout, "float32"), Matmul(), "host")
+    codes, scale = quantized(rng.standard_normal((m, k)).astype("float32"))
+    y = run_product(kernel, codes, scale, parts, layout)
+    assert_rounded(y, *product(codes, scale, parts, layout))
+
+
+@pytest.mark.parametrize("rule", [None, QuantizeActivation()], ids=["plain", "scheduled"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("k", "group"), [(72, 32), (37, -1), (5, 32), (128, -1), (640, 128)])
+def test_quantize_activation(rng, k, group, dtype, rule):
+    layout = PackedLayout(16, k, QuantSpec(group_size=group), 16)
+    kernel = build(quantize_activation((None, None), k, layout.group_size, dtype), rule, "host")
+    for axes in [(1, 1), (2, 3), (0, 4)]:
+        x = rng.standard_normal((*axes, k)) * 10 ** rng.uniform(-2, 2, (*axes, 1))
+        x = x.astype(dtype)
+        if x.size:
+            x[0, 0, :] = 0 if axes == (2, 3) else x[0, 0, :]
+        flat = x.reshape(-1, k).astype("float32")
+        codes, scale = quantized(flat)
+        outputs = [
+            ((*axes, layout.padded_k // 4), "int32"),
+            (axes, "float32"),
+            ((*axes, layout.groups), "int32"),
+        ]
+        words, scales, sums = run(kernel, x, outputs=outputs)
+        np.testing.assert_array_equal(scales.reshape(-1), scale)
+        np.testing.assert_array_equal(words.reshape(-1), as_words(codes, layout).reshape(-1))
+        np.testing.assert_array_equal(sums.reshape(-1), group_sums(codes, layout).reshape(-1))
+
+
+@pytest.mark.parametrize("rule", [None, QuantizeActivation()], ids=["plain", "scheduled"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_not_hidden(bad, rule):
+    x = np.ones((2, 40), "float32")
+    x[0, 3] = bad
+    kernel = build(quantize_activation(2, 40, 32, "float32"), rule, "host")
+    outputs = [((2, 16), "int32"), ((2,), "float32"), ((2, 2), "int32")]
+    _, scale, _ = run(kernel, x, outputs=outputs)
+    assert not np.isfinite(scale[0])
+    assert scale[1] == np.float32(1) / np.float32(127)

@@ -1,0 +1,165 @@
+"""Products of INT8 activations and INT4 weights (W4A8): what is computed, without any tiling.
+
+Activations are quantized per token (row): with amax the largest magnitude in the row,
+
+    scale = amax / 127,    code = round_half_even(x / scale),    -127 <= code <= 127
+
+The product of two codes and the sum over a group of weights are integers, exact in int32; each
+group is scaled once, in float32:
+
+    y[i, j] = scale_x[i] * sum over groups g of scale_w[j, g] *
+              (sum over k in g of code_w[j, k] * code_x[i, k]  -  zero_w[j, g] * sum_x[i, g])
+
+where sum_x[i, g] is the sum of the activation codes in a group. Codes travel four to an int32 word.
+Byte c of word w holds k = 8 (w / 2) + 2 c + w % 2: the order in which the even and the odd nibbles
+of a word of INT4 codes (see `packing`) come out of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import te, tirx
+
+from .int4_matmul import Rows, cast, int64, nibble, prim_func, row_axes, weight_placeholders
+from .packing import SYMMETRIC_ZERO, PackedLayout
+
+QUANTIZE_ACTIVATION = "quantize_activation"
+"""Annotation of the block of codes, whose value is the group size."""
+INT8_DOT = "int8_dot"
+"""Annotation of the block of integer sums, whose value is the group size."""
+BYTES_PER_WORD = 4
+LARGEST_CODE = 127
+SMALLEST_MAXIMUM = 2.0**-100
+"""Rows of smaller magnitudes count as zero: amax / 127 would lose its precision."""
+
+
+def quantize_activation(m: Rows, k: int, group_size: int, dtype: str) -> tirx.PrimFunc:
+    """INT8 codes of activations, one scale per row.
+
+    Parameters
+    ----------
+    m : int, None or a tuple of these
+        Rows, or the axes of rows; None makes one symbolic.
+    k, group_size : int
+        Columns, and how many of them share a scale of the weight they will meet.
+    dtype : str
+        Of X, a float type.
+
+    Returns
+    -------
+    PrimFunc
+        Of X (m…, k) and the outputs codes int32 (m…, G g / 4), scale float32 (m…) and sums int32
+        (m…, G), where G = ceil(k / g) groups; codes beyond k are 0. A row that is not finite gets
+        the scale NaN or infinity, so that no product with it is finite.
+    """
+    rows, depth = row_axes(m), int64(k)
+    groups = -(-k // group_size)
+    x = te.placeholder((*rows, depth), dtype, name="X")
+    r = te.reduce_axis((0, depth), name="k")
+    largest = te.compute(
+        rows, lambda *i: te.max(magnitude(_float(x[(*i, r)])), axis=r), name="largest"
+    )
+    scale = te.compute(rows, lambda *i: token_scale(largest[i]), name="scale")
+
+    def code(row: Sequence[tirx.Expr], column: tirx.Expr) -> tirx.Expr:
+        value = activation_code(_float(x[(*row, tirx.min(column, depth - 1))]), scale[tuple(row)])
+        return tirx.Select(column < depth, value, tirx.const(0, "int32"))
+
+    def word(*at: tirx.Expr) -> tirx.Expr:
+        *row, w = at
+        total = tirx.const(0, "int32")
+        for c in range(BYTES_PER_WORD):
+            total = total | (code(row, w // 2 * 8 + 2 * c + w % 2) & 255) << (8 * c)
+        return total
+
+    words = te.compute(
+        (*rows, int64(groups * group_size // BYTES_PER_WORD)),
+        word,
+        name="codes",
+        attrs={QUANTIZE_ACTIVATION: group_size},
+    )
+    t = te.reduce_axis((0, int64(group_size)), name="k")
+    sums = te.compute(
+        (*rows, int64(groups)),
+        lambda *at: te.sum(code(at[:-1], at[-1] * group_size + t), axis=t),
+        name="sums",
+    )
+    return prim_func([x], words, scale, sums)
+
+
+def magnitude(x: tirx.Expr) -> tirx.Expr:
+    """The bits of |x|, a float32: integers in the order of the magnitudes, NaN above all."""
+    return tirx.reinterpret("int32", x) & 0x7FFFFFFF
+
+
+def token_scale(largest: tirx.Expr) -> tirx.Expr:
+    """The scale of a row, from its largest magnitude."""
+    bounded = tirx.max(largest, magnitude(tirx.const(SMALLEST_MAXIMUM, "float32")))
+    return tirx.reinterpret("float32", bounded) / float(LARGEST_CODE)
+
+
+def activation_code(x: tirx.Expr, scale: tirx.Expr) -> tirx.Expr:
+    """The INT8 code of a float32, as an int32."""
+    rounded = tirx.nearbyint(x / scale)
+    bound = tirx.const(LARGEST_CODE, "float32")
+    return tirx.max(tirx.min(rounded, bound), -bound).astype("int32")
+
+
+def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
+    """``Y = X @ W.T`` of quantized activations X and a packed weight W (n, k).
+
+    Parameters
+    ----------
+    m : int, None or a tuple of these
+        Rows of X, or its axes of rows; None makes one symbolic.
+    layout : PackedLayout
+        Of the weight.
+    dtype : str
+        Of Y, a float type.
+
+    Returns
+    -------
+    PrimFunc
+        Of codes, scale and sums of X as `quantize_activation` gives them, the parts of W, and the
+        output Y (m…, n), which is rounded to `dtype` once.
+    """
+    rows, n, group = row_axes(m), int64(layout.n), layout.group_size
+    words = layout.padded_k // BYTES_PER_WORD
+    x = te.placeholder((*rows, int64(words)), "int32", name="X")
+    x_scale = te.placeholder(rows, "float32", name="X_scale")
+    x_sums = te.placeholder((*rows, int64(layout.groups)), "int32", name="X_sums")
+    packed = weight_placeholders(layout)
+
+    def product(row: Sequence[tirx.Expr], j: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
+        weight = nibble(packed[0][j // layout.lanes, column // 8, j % layout.lanes], column)
+        word = x[(*row, column // 8 * 2 + column % 2)]
+        return weight * (word << (24 - column % 8 // 2 * 8).astype("int32") >> 24)
+
+    r = te.reduce_axis((0, int64(group)), name="k")
+    dot = te.compute(
+        (*rows, n, int64(layout.groups)),
+        lambda *at: te.sum(product(at[:-2], at[-2], at[-1] * group + r), axis=r),
+        name=INT8_DOT,
+        attrs={INT8_DOT: group},
+    )
+
+    def scaled(row: Sequence[tirx.Expr], j: tirx.Expr, g: tirx.Expr) -> tirx.Expr:
+        tile, lane = j // layout.lanes, j % layout.lanes
+        zero = tirx.const(SYMMETRIC_ZERO, "int32")
+        if not layout.spec.symmetric:
+            zero = nibble(packed[2][tile, g // 8, lane], g)
+        return _float(dot[(*row, j, g)] - zero * x_sums[(*row, g)]) * _float(
+            packed[1][tile, g, lane]
+        )
+
+    s = te.reduce_axis((0, int64(layout.groups)), name="g")
+    total = te.compute(
+        (*rows, n), lambda *at: te.sum(scaled(at[:-1], at[-1], s), axis=s), name="matmul"
+    )
+    y = te.compute((*rows, n), lambda *at: total[at] * x_scale[at[:-1]], name="rescale")
+    return prim_func([x, x_scale, x_sums, *packed], cast(y, dtype))
+
+
+def _float(value: tirx.Expr) -> tirx.Expr:
+    return value.astype("float32")
