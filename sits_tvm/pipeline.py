@@ -48,6 +48,7 @@ def graph_passes(
 
     Where `params` are given, redundant heads of attention are pruned, and `params` updated.
     """
+    _refuse_integer_activations(config, target)
     quantize, lanes = [], tir_schedules.packed_lanes(target)
     if config.quant is not None:
         quantize = [passes.QuantizeMatmulWeights(config, lanes=lanes, report=report)]
@@ -64,6 +65,14 @@ def graph_passes(
         passes.PackFakeQuantizedWeights(lanes=lanes, report=report),
         *quantize,
     ]
+
+
+def _refuse_integer_activations(config: Config, target: Target) -> None:
+    if config.quant is None or config.quant.activation is None or target.kind.name == "llvm":
+        return
+    message = f'QuantSpec.activation="{config.quant.activation}" has kernels for llvm only'
+    help_ = f"leave it None for {target.kind.name}: weights in INT4, activations in float"
+    raise SitsError([Diagnostic.error("activation-target", message, help=help_)])
 
 
 def _attention_passes(config: Config, report: Report) -> list[Pass]:

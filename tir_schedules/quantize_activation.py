@@ -32,7 +32,8 @@ class QuantizeActivation(ScheduleRule):
         group_sizes = [a[QUANTIZE_ACTIVATION] for a in annotations if QUANTIZE_ACTIVATION in a]
         if not group_sizes:
             return None
-        row = _Row(*func.params, int(group_sizes[0]))
+        x, codes, scale, sums = func.params
+        row = _Row(x, codes, scale, sums, int(group_sizes[0]))
         return s_tir.Schedule(with_emitted_body(func, row.emit_all))
 
 

@@ -262,9 +262,10 @@ def _unpacked(parts: _Product, panel: tirx.Buffer, at: Sequence[tirx.Expr]) -> C
     return codes
 
 
-def _nibbles(words: tirx.Expr, lanes: int) -> list[tirx.Expr]:
+def _nibbles(words: tirx.Expr, lanes: int) -> tuple[tirx.Expr, tirx.Expr]:
     """The even and the odd codes of words."""
-    return [T.Bind(_four_codes(words, half, lanes)) for half in (0, 1)]
+    even, odd = (T.Bind(_four_codes(words, half, lanes)) for half in (0, 1))
+    return even, odd
 
 
 def _four_codes(words: tirx.Expr, half: int, lanes: int = 1) -> tirx.Expr:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import tvm
 from tvm import relax, tirx
@@ -248,7 +249,7 @@ def _reshape(bb: relax.BlockBuilder, x: relax.Expr, shape: Sequence[object]) -> 
     return bb.emit(relax.op.reshape(x, relax.ShapeExpr(list(shape))))
 
 
-def _static(extents: Sequence[object]) -> Rows:
+def _static(extents: Sequence[Any]) -> Rows:
     """The extents, None for what is not a constant."""
     return tuple(int(extent) if _is_constant(extent) else None for extent in extents)
 

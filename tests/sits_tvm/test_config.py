@@ -17,7 +17,7 @@ from sits_tvm.config import ATTENTION_RULES, GRAPH_RULES, HEAD_RULES
         ("symmetric", 1),
         ("scale_dtype", "bfloat16"),
         ("scale_method", "gptq"),
-        ("activation", "int8"),
+        ("activation", "int4"),
     ],
 )
 def test_quant_spec_names_field_and_value(field, value):

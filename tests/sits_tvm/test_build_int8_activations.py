@@ -1,0 +1,75 @@
+"""W4A8 builds: values, shared quantization, fused epilogues, refusals."""
+
+import numpy as np
+import pytest
+import tvm
+from small_builds import CPU, G32, codes, refused
+from small_modules import one_function, restored
+from tvm import relax, tirx
+
+import sits_tvm
+from sits_tvm import Config, QuantSpec
+
+W4A8 = Config(quant=QuantSpec(group_size=32, symmetric=False, activation="int8"))
+MATRIX = relax.TensorType((64, 64), "float32")
+
+
+def gated(axes=("b", "s"), dtype="float32"):
+    """silu(x W1 + bias) * (x W2) + x, with symbolic rows."""
+    rows = [tirx.Var(name, "int64") for name in axes]
+    matrix, vector = relax.TensorType((64, 64), dtype), relax.TensorType((64,), dtype)
+
+    def make(bb, x, w1, w2, bias):
+        gate = bb.emit(relax.op.add(bb.emit(relax.op.matmul(x, w1)), bias))
+        up = bb.emit(relax.op.matmul(x, w2))
+        product = bb.emit(relax.op.multiply(bb.emit(relax.op.nn.silu(gate)), up))
+        return relax.op.add(product, x)
+
+    x = relax.TensorType((*rows, 64), dtype)
+    return one_function(make, x, matrix, matrix, vector, num_input=1)
+
+
+def reference(x, params):
+    """In float64, from int8 codes of x and the restored INT4 weights."""
+    largest = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(2.0**-100))
+    scale = largest.astype("float32") / np.float32(127)
+    rounded = np.rint(x.astype("float32") / scale) * scale.astype("float64")
+    w1, w2 = (restored(params[name].T, G32).T.astype("float64") for name in ("a1", "a2"))
+    gate = rounded @ w1 + params["a3"]
+    return gate / (1 + np.exp(-gate)) * (rounded @ w2) + x
+
+
+def random_params(rng, dtype="float32"):
+    shapes = {"a1": (64, 64), "a2": (64, 64), "a3": (64,)}
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_values_for_every_number_of_rows(rng, dtype):
+    params = random_params(rng, dtype)
+    built = sits_tvm.build(gated(dtype=dtype), CPU, params=params, config=W4A8)
+    vm = relax.VirtualMachine(built, tvm.cpu())
+    for shape in ((1, 1), (2, 3), (1, 40), (0, 4)):
+        x = rng.standard_normal((*shape, 64)).astype(dtype)
+        got = vm["main"](tvm.runtime.tensor(x), *built.param_list).numpy()
+        want = reference(x, {name: value.astype("float64") for name, value in params.items()})
+        tolerance = {"float32": 2e-6, "float16": 2e-3}[dtype] * np.abs(want).max(initial=1)
+        np.testing.assert_allclose(got, want, rtol=0, atol=tolerance)
+
+
+def test_one_quantization_for_two_projections_and_no_kernel_between(rng):
+    params = random_params(rng)
+    report = sits_tvm.build(gated(), CPU, params=params, config=W4A8).report
+    assert sorted(kernel.name for kernel in report.kernels) == [
+        "fused_int8_matmul_add_silu_multiply_add",
+        "int8_matmul",
+        "quantize_activation",
+    ]
+    assert {kernel.ranked for kernel in report.kernels} == {"default"}
+    assert all("int8 activations" in str(row.spec) for row in report.quantized)
+
+
+def test_cuda_is_refused():
+    found = refused(gated(), "cuda -arch=sm_90", config=W4A8)
+    assert codes(found) == ["activation-target"]
+    assert "llvm" in found[0].message
