@@ -60,3 +60,21 @@ def test_only_takes_names_with_all_words():
     assert (case.m, case.n, case.spec.group_size, list(ours)) == (1, 14336, 128, ["W4A16"])
     assert not list(bench_int4.chosen(["W4"]))
     assert np.prod([case.layers, case.n, case.k]) // 2 > 96 << 20
+
+
+@pytest.mark.parametrize("factor", [1.25, -1])
+def test_models_are_compared_before_they_are_timed(monkeypatch, factor):
+    from tests.benchmarks import bench_int4_model as bench
+
+    ids = np.arange(1, 513)[None]
+    ours = {"INT4": (lambda ids: factor * ids[:, -1:].astype("float32"), 10)}
+    peers = {bench.TORCH: (lambda ids: ids[:, -1:].astype("float32"), 40)}
+    if factor < 0:
+        with pytest.raises(SystemExit, match=r"INT4: logits off by 2\.00"):
+            bench.measure(ours, peers, ids, 1)
+        return
+    row, _ = bench.measure(ours, peers, ids, 2)
+    assert row["error"] == 0.25
+    for task in ("prefill", "decode"):
+        assert row[f"{task} tokens/s"] > 0
+        assert row[f"{task} x {bench.TORCH}"] > 0

@@ -174,6 +174,7 @@ def machine() -> dict[str, Any]:
 
 
 COLUMNS = {
+    "kernel": "{}",
     "us": "{:.0f}",
     "least us": "{:.0f}",
     "GB/s": "{:.1f}",
@@ -185,17 +186,22 @@ COLUMNS = {
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    measured = [row for row in rows if "skipped" not in row]
-    found = dict.fromkeys(key for row in measured for key in row)
-    columns = {name: form for name, form in COLUMNS.items() if name in found}
-    columns |= {name: "{:.2f}" for name in found if name.startswith("x ")}
-    cells = [
-        [row["kernel"], *(form.format(row[c]) if c in row else "" for c, form in columns.items())]
-        for row in measured
-    ]
-    lines = [f"{rows[0]['case']}, {rows[0]['layers']} layers", render_table(["", *columns], cells)]
+    lines = [f"{rows[0]['case']}, {rows[0]['layers']} layers"]
+    lines.append(render([row for row in rows if "skipped" not in row], COLUMNS))
     lines += [f"{row['kernel']}: {row['skipped']}" for row in rows if "skipped" in row]
     return "\n".join(lines)
+
+
+def render(rows: list[dict[str, Any]], formats: dict[str, str]) -> str:
+    """A table of the keys in `formats`, and of all ratios: they have "x " in their names."""
+    found = dict.fromkeys(key for row in rows for key in row)
+    columns = {key: form for key, form in formats.items() if key in found}
+    columns |= {key: "{:.2f}" for key in found if "x " in key}
+    cells = [
+        [form.format(row[key]) if key in row else "" for key, form in columns.items()]
+        for row in rows
+    ]
+    return render_table(list(columns), cells)
 
 
 def main(arguments: list[str] | None = None) -> None:
