@@ -8,7 +8,7 @@ from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from .contraction import LANES, Contraction, Int8Rows
+from .contraction import LANES, Contraction, Int4Weight, Int8Rows
 from .cpu_target import cores, vector_lanes
 from .emit import with_emitted_body
 from .gemm import Tile, gemm
@@ -44,7 +44,8 @@ class Matmul(ScheduleRule):
 
 def _any_rows(product: Contraction, target: Target) -> None:
     if isinstance(product.lhs, Int8Rows):
-        w4a8(product, int8_dot(target), _int8_kernel(target))
+        assert isinstance(product.rhs, Int4Weight)
+        w4a8(product, int8_dot(target), _int8_kernel(product.rhs, target))
         return
     one = tvm.sym.Analyzer().simplify(product.rows.extent == 1)
     if isinstance(one, tirx.IntImm):  # static rows, or 2 n, which is never 1
@@ -86,11 +87,22 @@ def _balanced(columns: int, widths: range, cores: int) -> int:
     return min(reversed(widths), key=columns_of_busiest)
 
 
-def _int8_kernel(target: Target) -> Int8Kernel:
+def _int8_kernel(weight: Int4Weight, target: Target) -> Int8Kernel:
     """Tiles whose integer and float sums fit the vector registers together."""
-    rows, vectors = {16: (4, 2), 8: (2, 1), 4: (1, 1)}[vector_lanes(target)]
-    tile = Int8Tile(rows, vectors)
-    return Int8Kernel(Int8Tile(1, 2), tile, 32, tile, 4, cores(target))
+    rows, vectors = {16: (3, 4), 8: (2, 1), 4: (1, 1)}[vector_lanes(target)]
+    one = Int8Tile(1, max(vectors, 2))
+    tasks = _even_tasks(int(weight.codes.shape[0]), one.vectors, cores(target))
+    few, many = (Int8Tile(rows, vectors, words) for words in (2, 4))
+    return Int8Kernel(one, few, 32, many, 4, tasks)
+
+
+def _even_tasks(tiles: int, streams: int, cores: int) -> int:
+    """A few tasks for each core, such that all have about the same number of tiles."""
+
+    def places(tasks: int) -> int:
+        return -(-tiles // (tasks * streams)) * tasks * streams
+
+    return min((4 * cores, 2 * cores, cores), key=places)
 
 
 def _streams(target: Target) -> Streams:

@@ -129,53 +129,64 @@ def _bound(product: Contraction, row: tirx.Expr) -> Row:
 
 
 def _few_rows(parts: _Product, tile: Int8Tile) -> None:
-    rows = parts.product.rows.extent
     with parallel(ceildiv(parts.tiles, tile.vectors)) as task:
         first = T.Bind(task * tile.vectors)
         at = [T.Bind(tirx.min(first + v, parts.tiles - 1)) for v in range(tile.vectors)]
-        with serial(ceildiv(rows, tile.rows)) as i:
-            _tile(parts, i * tile.rows, first, at, tile, _packed(parts, at))
+        _all_rows(
+            parts,
+            tile,
+            lambda row, height: _tile(parts, row, height, first, at, tile, _packed(parts, at)),
+        )
 
 
 def _many_rows(parts: _Product, kernel: Int8Kernel) -> None:
-    tile, rows = kernel.many, parts.product.rows.extent
+    tile = kernel.many
     with parallel(ceildiv(parts.tiles, kernel.panel)) as task:
         first = T.Bind(task * kernel.panel)
         width = T.Bind(tirx.min(int64(kernel.panel), parts.tiles - first))
         panel = _decode_panel(parts, first, width, kernel.panel)
-        with serial(ceildiv(rows, tile.rows)) as i, serial(ceildiv(width, tile.vectors)) as j:
-            inside = [
-                T.Bind(tirx.min(j * tile.vectors + v, width - 1)) for v in range(tile.vectors)
-            ]
-            at = [T.Bind(first + v) for v in inside]
-            _tile(
-                parts,
-                i * tile.rows,
-                first + j * tile.vectors,
-                at,
-                tile,
-                _unpacked(parts, panel, inside),
-            )
+
+        def columns(row: tirx.Expr, height: int) -> None:
+            with serial(ceildiv(width, tile.vectors)) as j:
+                column = j * tile.vectors
+                inside = [T.Bind(tirx.min(column + v, width - 1)) for v in range(tile.vectors)]
+                at = [T.Bind(first + v) for v in inside]
+                codes = _unpacked(parts, panel, inside)
+                _tile(parts, row, height, first + column, at, tile, codes)
+
+        _all_rows(parts, tile, columns)
+
+
+def _all_rows(parts: _Product, tile: Int8Tile, emit: Callable[[tirx.Expr, int], None]) -> None:
+    """``emit(first row, how many)`` for tiles of the full height, then for the rows left."""
+    rows = parts.product.rows.extent
+    with serial(rows // tile.rows) as i:
+        emit(i * tile.rows, tile.rows)
+    rest = rows % tile.rows
+    branches = [
+        (rest == height, lambda height=height: emit(rows - height, height))
+        for height in range(1, tile.rows)
+    ]
+    first_that_holds(branches, lambda: None)
 
 
 def _tile(
     parts: _Product,
     row: tirx.Expr,
+    height: int,
     column: tirx.Expr,
     at: Sequence[tirx.Expr],
     tile: Int8Tile,
     codes: Codes,
 ) -> None:
-    """Compute and store a tile; rows and columns beyond the last repeat it and are not stored."""
+    """Compute and store `height` rows; columns beyond the last repeat it and are not stored."""
     product = parts.product
-    rows = product.rows.extent
-    which = [_bound(product, tirx.min(row + i, rows - 1)) for i in range(tile.rows)]
-    result = T.alloc_buffer((int64(tile.rows), int64(tile.vectors * LANES)), "float32")
+    which = [_bound(product, row + i) for i in range(height)]
+    result = T.alloc_buffer((int64(height), int64(tile.vectors * LANES)), "float32")
     for i, sums in enumerate(_multiply(parts, which, at, tile, codes)):
         for v, total in enumerate(sums):
             with vectorized() as lane:
                 T.buffer_store(result, total[lane], [int64(i), v * LANES + lane])
-    height = tirx.min(rows - row, int64(tile.rows))
     width = tirx.min(parts.tiles - column, int64(tile.vectors))
     with serial(height) as r, serial(width) as v:
         point = product.rows.at(row + r)
