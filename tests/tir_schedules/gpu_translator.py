@@ -1,4 +1,4 @@
-"""A lowered CUDA kernel as Python text, for gpu_emulator, whose block object does the work.
+"""A lowered CUDA kernel as Python text, for the `Block` of gpu_block, which does the work.
 
 Every expression is a scalar or an array with an element per thread. What is not known here raises
 NotImplementedError.

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from attention_cuda_runs import TARGET, assert_close, inputs, kernel, run
 from attention_runs import static_types
-from gpu_emulator import Emulated, EmulationError
+from gpu_block import EmulationError
+from gpu_emulator import Emulated
 
 from tir_schedules import (
     attention_cuda,
