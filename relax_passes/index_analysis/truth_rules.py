@@ -101,7 +101,7 @@ def _part(values: IndexValues, parts: list[relax.Expr], axis: int, at: list[Inde
 def _cumsum(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:
     """Of equal values only: their number times one of them."""
     shape, axis = shape_of(call.args[0]), call.attrs.axis
-    if shape is None or (axis is None and len(shape) != 1):
+    if not shape or (axis is None and len(shape) != 1):
         raise Unknown
     along, domain = int(axis or 0) % len(shape), Domain()
     domain.note_shape(shape)

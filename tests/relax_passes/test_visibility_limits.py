@@ -68,9 +68,10 @@ def assert_nothing_proved(found: Visibility, mask: relax.Expr) -> None:
                              constant(0, "uint64")),
             id="number outside of int64",
         ),
+        pytest.param(lambda x: R.less(R.cumsum(constant(1, "int64")), x), id="sum of a scalar"),
     ],
 )  # fmt: skip
-def test_integers_that_may_wrap_around(mask: Callable[[relax.Expr], relax.Expr]) -> None:
+def test_numbers_without_a_rule(mask: Callable[[relax.Expr], relax.Expr]) -> None:
     x = variable("x", [s], "int64")
     found, lookup = function_of([x], lambda bb: bb.emit(mask(x)))
     assert_nothing_proved(visibility(found, lookup, [2, 4, s, s]), found)
