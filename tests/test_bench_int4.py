@@ -32,7 +32,8 @@ def test_every_kernel_has_its_figures(monkeypatch, tmp_path):
             ratios = {f"x {peer}" for peer in peers}
             assert row.keys() >= {"us", "least us", "GB/s", "GFLOP/s", "of read", "error", *ratios}
             assert ("of peak" in row) == (case.m > 1)
-            assert all(row[key] > 0 for key in row.keys() - {"case", "kernel"}), row
+            assert 0 <= row["others"] <= 1
+            assert all(row[key] > 0 for key in row.keys() - {"case", "kernel", "others"}), row
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):

@@ -6,8 +6,8 @@ Every kernel of a case is timed once per round, and "x peer" is the median over 
 time over ours: above 1 we are faster. "of read" is the bandwidth at which a kernel reads its
 weights, over the best of three kernels that only read the same tensors; "of peak" is its arithmetic
 over that of its instruction alone. Up to 32 rows the weights rotate over layers that caches do not
-hold. "error" is the relative L2 distance from float64. --only takes those of our kernels and cases
-whose names have all of these words.
+hold. "error" is the relative L2 distance from float64. Where others use much of the CPU, figures
+mean little. --only takes those of our kernels and cases whose names have all of these words.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
+from tvm import tirx
+from tvm.s_tir.dlight import ScheduleRule
 
 from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
 from sits_tvm.report_tables import render_table
 from tests.benchmarks import cpu_limits
 from tests.benchmarks.int4_peers import (
+    LANES,
     TOLERANCE,
     Case,
     Kernel,
@@ -41,9 +44,12 @@ from tests.benchmarks.int4_peers import (
 )
 from tests.benchmarks.int4_plot import plot
 from tests.benchmarks.llama_cpp_peer import llama_cpp_kernel
-from tests.benchmarks.rounds import alternate
+from tests.benchmarks.rounds import OtherLoad, alternate
 from tir_schedules.int4_matmul import int4_matmul
+from tir_schedules.int8_matmul import BYTES_PER_WORD, int8_matmul, quantize_activation
 from tir_schedules.matmul import Matmul
+from tir_schedules.packed_layout import PackedLayout
+from tir_schedules.quantize_activation import QuantizeActivation
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")
@@ -54,12 +60,35 @@ Build = Callable[[Case], Kernel]
 
 
 def w4a16(case: Case) -> Kernel:
-    func = int4_matmul(None, case.n, case.k, case.spec, "float32", 16)
-    scheduled = Matmul().apply(func, TARGET, False)
-    return tvm_kernel(case, tvm.compile(scheduled.mod, target=TARGET)["main"], peak="fma")
+    func = int4_matmul(None, case.n, case.k, case.spec, "float32", LANES)
+    return tvm_kernel(case, compiled(func, Matmul()), "float32", "fma")
 
 
-OURS: dict[str, Build] = {"W4A16": w4a16}
+def w4a8(case: Case) -> Kernel:
+    """Activations are quantized anew for every layer."""
+    layout = PackedLayout(case.n, case.k, case.spec, LANES)
+    func = quantize_activation(None, case.k, layout.group_size, "float32")
+    quantize = compiled(func, QuantizeActivation())
+    product = compiled(int8_matmul(None, layout, "float32"), Matmul())
+    shapes = (case.k // BYTES_PER_WORD,), (), (layout.groups,)
+    dtypes = "int32", "float32", "int32"
+    x_parts = [
+        tvm.runtime.empty((case.m, *shape), dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+
+    def run(x: tvm.runtime.Tensor, *others: tvm.runtime.Tensor) -> None:
+        quantize(x, *x_parts)
+        product(*x_parts, *others)
+
+    return tvm_kernel(case, run, "int8", "vpdpbusd")
+
+
+def compiled(func: tirx.PrimFunc, rule: ScheduleRule) -> Callable[..., None]:
+    return tvm.compile(rule.apply(func, TARGET, False).mod, target=TARGET)["main"]
+
+
+OURS: dict[str, Build] = {"W4A16": w4a16, "W4A8": w4a8}
 PEERS: dict[str, Build] = {
     "ort level 0": lambda case: onnxruntime_kernel(case, 0),
     "ort level 4": lambda case: onnxruntime_kernel(case, 4),
@@ -109,7 +138,8 @@ def measure(case: Case, ours: dict[str, Build], rounds: int) -> list[dict[str, A
 
     runs = reads | {name: peak.run for name, peak in peaks.items()}
     runs |= {name: kernel.run for name, kernel in kernels.items()}
-    seconds = alternate(runs, rounds, once=ONCE, spinning=PEERS)
+    with OtherLoad() as others:
+        seconds = alternate(runs, rounds, peers=PEERS, once=ONCE)
 
     read = np.max([nbytes(codes) / seconds[name] for name in reads], axis=0, initial=0)
     arithmetic = {name: peak.operations / seconds[name] for name, peak in peaks.items()}
@@ -135,8 +165,8 @@ def measure(case: Case, ours: dict[str, Build], rounds: int) -> list[dict[str, A
             peers = [peer for peer in PEERS if peer in kernels]
             row |= {f"x {peer}": median(seconds[peer] / seconds[name]) for peer in peers}
         rows.append(row)
-    shape = {"case": case.name, "m": case.m, "n": case.n, "k": case.k, "layers": case.layers}
-    return [shape | row for row in rows]
+    shared = {"case": case.name, "m": case.m, "n": case.n, "k": case.k, "layers": case.layers}
+    return [shared | {"others": others.share} | row for row in rows]
 
 
 def checked(case: Case, name: str, kernel: Kernel) -> float:
@@ -186,7 +216,10 @@ COLUMNS = {
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{rows[0]['case']}, {rows[0]['layers']} layers"]
+    first = rows[0]
+    lines = [
+        f"{first['case']}, layers: {first['layers']}, CPU used by others: {first['others']:.0%}"
+    ]
     lines.append(render([row for row in rows if "skipped" not in row], COLUMNS))
     lines += [f"{row['kernel']}: {row['skipped']}" for row in rows if "skipped" in row]
     return "\n".join(lines)

@@ -28,7 +28,7 @@ import sits_tvm
 from sits_tvm import Config, QuantSpec
 from tests.benchmarks.bench_int4 import TARGET, THREADS, machine, median, render
 from tests.benchmarks.main_job import load, runner, text_windows
-from tests.benchmarks.rounds import alternate
+from tests.benchmarks.rounds import OtherLoad, alternate
 
 SPEC = QuantSpec(group_size=32, symmetric=False)
 BUILDS = {
@@ -113,7 +113,9 @@ def measure(
     for task, tokens in TASKS.items():
         given = np.ascontiguousarray(ids[:, :tokens])
         runs = {name: partial(run, given) for name, (run, _) in models.items()}
-        seconds = alternate(runs, rounds, spinning=peers)
+        with OtherLoad() as others:
+            seconds = alternate(runs, rounds, peers=peers)
+        print(f"{task}, CPU used by others: {others.share:.0%}", flush=True)
         for name, row in rows.items():
             row[f"{task} tokens/s"] = tokens / median(seconds[name])
             if name in ours:

@@ -61,7 +61,7 @@ def batched(heads: int, m: int, n: int, k: int, *, transposed: bool) -> tirx.Pri
 def compare(
     case: str, runs: dict[str, Callable[[], object]], rounds: int, flops: float, layers: int = 1
 ) -> list[dict]:
-    times = alternate(runs, rounds, spinning={"torch"})
+    times = alternate(runs, rounds, peers={"torch"})
     seconds = {name: float(np.median(s)) for name, s in times.items()}
     return [
         {

@@ -23,6 +23,8 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 3e-2}
 For x with normal distribution, int8 per token is off by max|x| / 127 / sqrt(12) ≈ 1 %.
 """
 
+LANES = 16
+"""Of packed weights on the CPU."""
 SLOW = 2e9
 """FLOP above which TVM's default lowering takes seconds."""
 
@@ -31,7 +33,7 @@ SLOW = 2e9
 class Case:
     """y (m, n) = x (m, k) @ w (n, k).T in each of `layers` layers, which lie apart in memory.
 
-    The layers hold the same values: what is timed does not depend on them.
+    The layers hold the same values, in tensors of their own.
     """
 
     m: int
@@ -137,19 +139,19 @@ def tvm_default_kernel(case: Case) -> Kernel:
     """What TVM makes of our PrimFunc without a schedule."""
     if case.flops > SLOW:
         raise NotMeasured("takes seconds")
-    func = int4_matmul(case.m, case.n, case.k, case.spec, "float32", 16)
+    func = int4_matmul(case.m, case.n, case.k, case.spec, "float32", LANES)
     target = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
-    return tvm_kernel(case, tvm.compile(func, target=tvm.target.Target(target))["main"])
+    return tvm_kernel(case, tvm.compile(func, target=tvm.target.Target(target))["main"], "float32")
 
 
-def tvm_kernel(case: Case, func: Callable[..., None], *, peak: str = "") -> Kernel:
-    """``func(x, codes, scale, y)`` with the weight in the format of `packing`, 16 lanes."""
+def tvm_kernel(case: Case, func: Callable[..., None], rounds_to: str, peak: str = "") -> Kernel:
+    """``func(x, codes, scale, y)`` with the weight in the format of `packing`."""
     x, y = tvm.runtime.tensor(case.x), empty(case.m, case.n)
-    parts = interleave(pack_nibbles(case.codes), 16), interleave(case.scale, 16)
+    parts = interleave(pack_nibbles(case.codes), LANES), interleave(case.scale, LANES)
     layers = [tuple(map(tvm.runtime.tensor, parts)) for _ in range(case.layers)]
     nbytes = sum(part.nbytes for part in parts)
     run = lambda: [func(x, *layer, y) for layer in layers]  # noqa: E731
-    return Kernel(run, y.numpy, "float32", nbytes, peak, [layer[0] for layer in layers])
+    return Kernel(run, y.numpy, rounds_to, nbytes, peak, [layer[0] for layer in layers])
 
 
 def empty(*shape: int) -> tvm.runtime.Tensor:
@@ -158,14 +160,19 @@ def empty(*shape: int) -> tvm.runtime.Tensor:
 
 
 def _matmul_nbits(case: Case, level: int) -> bytes:
-    """The layers side by side: each reads x and has an output."""
+    """The layers side by side: each reads x and has an output.
+
+    onnxruntime keeps one copy of weights that are equal, so each layer has other rows first; the
+    last has those of the case.
+    """
     size = case.spec.group_size
     codes = pack_nibbles(case.codes).view("uint8").reshape(case.n, -1, size // 2)
-    scale = case.scale.astype("float32").ravel()
+    scale = case.scale.astype("float32")
     nodes, weights, outputs = [], [], []
     for i in range(case.layers):
-        weights += [numpy_helper.from_array(codes, f"b{i}")]
-        weights += [numpy_helper.from_array(scale, f"s{i}")]
+        for name, part in (("b", codes), ("s", scale)):
+            rows = np.roll(part, i + 1 - case.layers, axis=0)
+            weights.append(numpy_helper.from_array(rows, f"{name}{i}"))
         nodes.append(
             helper.make_node(
                 "MatMulNBits", ["x", f"b{i}", f"s{i}"], [f"y{i}"], domain="com.microsoft",

@@ -6,10 +6,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
-SPINNING = 0.05
+PAUSE = 0.05
 """Seconds after which the threads of another runtime sleep instead of waiting in a loop."""
 
 
@@ -17,27 +18,28 @@ def alternate(
     runs: Mapping[str, Callable[[], object]],
     rounds: int,
     *,
+    peers: Collection[str] = (),
     once: Collection[str] = (),
-    spinning: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
     """Seconds of each run in each round; each is run once before it is timed.
 
-    Runs in `once`, the slow ones, take part in the first round only and are NaN in others. Those in
-    `spinning` are followed by a pause.
+    Runs in `peers` are of other runtimes, whose threads go where they like and spin for a while
+    after a run. Those in `once`, the slow ones, take part in the first round only and are NaN in
+    others.
     """
     for name in runs.keys() - set(once):
         runs[name]()  # threads of every runtime start here, where no core is excluded
     seconds = {name: np.full(rounds, np.nan) for name in runs}
-    with caller_on_first_core():
-        for round_ in range(rounds):
-            for name, run in runs.items():
-                if name in once and round_:
-                    continue
+    for round_ in range(rounds):
+        for name, run in runs.items():
+            if name in once and round_:
+                continue
+            with contextlib.nullcontext() if name in peers else caller_on_first_core():
                 if name not in once:
                     run()
                 seconds[name][round_] = timed(run)
-                if name in spinning:
-                    time.sleep(SPINNING)
+            if name in peers:
+                time.sleep(PAUSE)
     return seconds
 
 
@@ -59,3 +61,24 @@ def caller_on_first_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
+
+
+class OtherLoad:
+    """The share of the machine that others used in a ``with``: other processes, and its host."""
+
+    def __enter__(self) -> OtherLoad:
+        self._start = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall, busy, own = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        self.share = max(0.0, busy - own) / (wall * (os.cpu_count() or 1))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds: on the wall, and on all cores of anything and of this process."""
+        user, nice, system, _, _, irq, softirq, steal = map(
+            int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+        )
+        ticks = user + nice + system + irq + softirq + steal
+        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
