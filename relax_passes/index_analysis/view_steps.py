@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 
 from relax_passes._tensors import Element, Lookup, ValueOf, broadcast, resolve, shape_of
-from relax_passes.index_analysis import view_lookups
+from relax_passes.index_analysis import view_joins, view_lookups
 from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
 from relax_passes.index_analysis.reshapes import regroup, unravel
 
@@ -143,86 +143,26 @@ class ViewSteps:
         indices[axis] = self.domain.simplify(indices[axis] + begin)
         return source, indices
 
-    def concat(self, call: relax.Call, indices: list[Index]) -> Element | None:
-        """Where the place is proved to lie in one of the parts, or all parts are the same."""
-        parts = resolve(call.args[0], self.lookup)
-        axis = int(call.attrs.axis or 0) % len(indices)
-        if not isinstance(parts, relax.Tuple):
-            return None
-        dims = [dims for part in parts.fields if (dims := shape_of(part)) is not None]
-        if len(dims) < len(parts.fields):
-            return None
-        for shape in dims:
-            self.domain.note_shape(shape)
-        extents = [shape[axis] for shape in dims]
-        found = self._part(parts.fields, extents, axis, list(indices))
-        return found or self._equal_part(parts.fields, extents, axis, list(indices))
-
-    def _part(
-        self, parts: Sequence[relax.Expr], extents: list[Index], axis: int, indices: list[Index]
-    ) -> Element | None:
-        for part, extent in zip(parts, extents, strict=True):
-            behind = indices[axis] - extent
-            if self.domain.is_natural(-behind - 1):
-                return part, indices
-            if not self.domain.is_natural(behind):
-                return None
-            indices[axis] = self.domain.simplify(behind)
-        return None
-
-    def _equal_part(
-        self, parts: Sequence[relax.Expr], extents: list[Index], axis: int, indices: list[Index]
-    ) -> Element | None:
-        if not all(self.domain.is_equal(extent, extents[0]) for extent in extents):
-            return None
-        indices[axis] = self.domain.divide(indices[axis], extents[0])[1]
-        return (parts[0], indices) if self._all_equal(parts, indices) else None
-
-    def stack(self, call: relax.Call, indices: list[Index]) -> Element | None:
-        """As `concat`, of parts that have no such axis."""
-        parts = resolve(call.args[0], self.lookup)
-        if not isinstance(parts, relax.Tuple):
-            return None
-        place = indices.pop(int(call.attrs.axis or 0) % len(indices))
-        if is_integer(place):
-            return parts.fields[int(place)], indices
-        return (parts.fields[0], indices) if self._all_equal(parts.fields, indices) else None
-
-    def _all_equal(self, parts: Sequence[relax.Expr], indices: list[Index]) -> bool:
-        """Whether views of one tensor show the same element there."""
-        tensors, places = zip(*(self._deepest(part, indices) for part in parts), strict=True)
-        is_equal = self.domain.is_equal
-        return all(tensor.same_as(tensors[0]) for tensor in tensors) and all(
-            all(map(is_equal, places[0], place)) for place in places[1:]
-        )
-
-    def _deepest(self, tensor: relax.Expr, indices: Sequence[Index]) -> Element:
-        """The last element of the chain of views, in what computes its tensor."""
-        place = list(indices)
-        while (below := self.step(resolve(tensor, self.lookup), place)) is not None:
-            tensor, place = below
-        return resolve(tensor, self.lookup), place
-
 
 _READS = {
     f"relax.{name}": getattr(ViewSteps, name)
     for name in (
         "broadcast_to",
-        "concat",
         "expand_dims",
         "flip",
         "permute_dims",
         "repeat",
         "reshape",
         "squeeze",
-        "stack",
         "strided_slice",
         "tile",
     )
 } | {
+    "relax.concat": view_joins.concat,
     "relax.flatten": ViewSteps.reshape,
     "relax.gather_elements": view_lookups.gather_elements,
     "relax.index_tensor": view_lookups.index_tensor,
+    "relax.stack": view_joins.stack,
     "relax.take": view_lookups.take,
 }
 

@@ -144,6 +144,7 @@ _OPS: dict[str, Callable] = {
     "strided_slice": _slice,
     "take": _take,
     "concat": lambda attrs, parts: torch.cat(parts, int(attrs.axis)),
+    "stack": lambda attrs, parts: torch.stack(parts, int(attrs.axis)),
     "flatten": lambda attrs, x: x.flatten(),
     "flip": lambda attrs, x: x.flip(int(attrs.axis)),
     "full": lambda attrs, shape, value: value.expand(shape),

@@ -122,7 +122,21 @@ def pick(chain: Chain, draw: Callable) -> None:
     chain.add(call, lambda a: np.take(a, places, at))
 
 
-STEPS = (merge, divide, regroup, permute, expand, flip, repeat, tile, cut, pick)
+def join(chain: Chain, draw: Callable) -> None:
+    """Slices of one element, each repeated, all of them repeated."""
+    at = draw(st.integers(0, len(chain.shape) - 1))
+    if not isinstance(chain.shape[at], tirx.IntImm) or not int(chain.shape[at]):
+        return
+    places = np.arange(int(chain.shape[at]))[:: draw(st.sampled_from([1, 2, -1]))]
+    order = np.tile(np.repeat(places, draw(st.integers(1, 2))), draw(st.integers(1, 2))).tolist()
+    parts = [chain.bb.emit(R.strided_slice(chain.expr, [at], [n], [n + 1])) for n in order]
+    if is_stack := draw(st.booleans()):
+        parts = [chain.bb.emit(R.squeeze(part, at)) for part in parts]
+    whole = R.stack(parts, at) if is_stack else R.concat(parts, at)
+    chain.add(whole, lambda a: np.take(a, order, at))
+
+
+STEPS = (merge, divide, regroup, permute, expand, flip, repeat, tile, cut, pick, join)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -40,7 +40,23 @@ def _turned(emit, x):
     return emit(R.permute_dims(x, [0, 2, 1, 3]))
 
 
-@pytest.mark.parametrize("repeat", [_expand, _repeat, _turned])
+def _heads(emit, x, order, join=R.concat):
+    """Slices of one head each, in an order."""
+    heads = [emit(R.strided_slice(x, [1], [g], [g + 1])) for g in range(2)]
+    if join is R.stack:
+        heads = [emit(R.squeeze(head, 1)) for head in heads]
+    return emit(join([heads[g] for g in order], axis=1))
+
+
+def _joined(emit, x):
+    return _heads(emit, x, [0, 0, 1, 1])
+
+
+def _stacked(emit, x):
+    return _heads(emit, x, [0, 0, 1, 1], R.stack)
+
+
+@pytest.mark.parametrize("repeat", [_expand, _repeat, _turned, _joined, _stacked])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_repeated_heads_are_read_once(repeat, dynamic):
     b, s = symbols("bs") if dynamic else (2, 5)
@@ -67,17 +83,29 @@ def test_repeated_heads_of_k_alone_stay():
     assert [row.reason for row in rows] == ["heads are repeated differently: k by [2], v by 1"]
 
 
-def test_tiled_heads_stay():
+TILED = "head h % 2 of `a1`"
+SPREAD = {
+    "tile": (lambda emit, x: emit(R.tile(x, [1, 2, 1, 1])), TILED),
+    "concat": (lambda emit, x: _heads(emit, x, [0, 1, 0, 1]), TILED),
+    "stack": (lambda emit, x: _heads(emit, x, [0, 1, 0, 1], R.stack), TILED),
+    "irregular": (lambda emit, x: _heads(emit, x, [0, 1, 1, 0]), "in one of `lv`, `lv1`"),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_heads_that_are_not_in_groups_stay(name):
     """Query head h would read head h mod 2."""
+    spread, head = SPREAD[name]
     mod = function(
-        lambda emit, q, k, v: attention(q, emit(R.tile(k, [1, 2, 1, 1])), v),
+        lambda emit, q, k, v: attention(q, spread(emit, k), v),
         tensor(1, 8, 5, 8),
         tensor(1, 2, 5, 8),
         tensor(1, 4, 5, 8),
     )
     out, rows = prune(mod)
     assert out.same_as(mod)
-    assert not rows
+    reason = f"heads are repeated, but not in groups: head h of k is {head}"
+    assert [(row.changed, row.reason) for row in rows] == [(False, reason)]
 
 
 DIAGONAL = np.eye(4, dtype=bool)
