@@ -1,12 +1,12 @@
 """Gemma 3 270M on this CPU: INT4 builds against torch and llama.cpp, alternated in one run.
 
-    PYTHONPATH=. python tests/benchmarks/bench_int4_model.py [--only INT4] [--rounds 7] [--json F]
+    PYTHONPATH=. python tests/benchmarks/bench_int4_model.py [--only W4A8] [--rounds 7] [--json F]
 
 Prefill is 512 tokens of text to the logits of the last. There is no KV cache yet, so decode is a
 token without a prefix: like any step it reads every weight once. Ratios are medians over rounds of
 the peer's time over ours. "error" is the relative L2 distance of the logits after the prefill from
 torch float32, which has the dequantized weights of the file; llama.cpp has the file itself, Q4_K_M.
-"INT4 all" also has the table of embeddings, which is the head, in INT4.
+"all" has the table of embeddings, which is the head, in INT4 as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import copy
 import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,14 @@ from tests.benchmarks.bench_int4 import TARGET, THREADS, machine, median, render
 from tests.benchmarks.main_job import load, runner, text_windows
 from tests.benchmarks.rounds import OtherLoad, alternate
 
-SPEC = QuantSpec(group_size=32, symmetric=False)
+W4A16 = QuantSpec(group_size=32, symmetric=False)
+W4A8 = replace(W4A16, activation="int8")
+ALL = {"quantize_embedding": True, "quantize_head": True}
 BUILDS = {
-    "INT4": Config(quant=SPEC),
-    "INT4 all": Config(quant=SPEC, quantize_embedding=True, quantize_head=True),
+    "W4A16": Config(quant=W4A16),
+    "W4A8": Config(quant=W4A8),
+    "W4A16 all": Config(quant=W4A16, **ALL),
+    "W4A8 all": Config(quant=W4A8, **ALL),
 }
 TORCH = "torch fp32"
 TASKS = {"prefill": 512, "decode": 1}
