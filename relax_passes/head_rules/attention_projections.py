@@ -209,7 +209,8 @@ def _head_order(
     width = joined.ty.shape[joined.ty.ndim - 1]
     if not isinstance(width, tirx.IntImm):
         raise NotPerHead("the output projection has a symbolic number of channels")
-    selector.select(joined, Selection.of(joined.ty.ndim - 1, np.arange(int(width))))
+    size = int(call.args[2].ty.shape[3])
+    selector.select(joined, Selection.blocks(joined.ty.ndim - 1, int(width), size))
     [leaf] = trace.leaves
     if int(call.ty.shape[1]) == 1 and leaf.selection.axis == 3:
         leaf = Leaf(leaf.source, Selection.of(1, np.zeros(1, int)))

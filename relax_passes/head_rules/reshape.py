@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import tvm
 from tvm import tirx
 
 from relax_passes._values import is_one
-from relax_passes.head_rules.selection import NotPerHead
+from relax_passes.head_rules.selection import NotPerHead, Selection
 
 
-def through_reshape(
-    before: list, after: list, axis: int, index: np.ndarray
-) -> tuple[int, np.ndarray, np.ndarray]:
-    """The selection `index` of `axis` of the shape `after`, in the shape `before`.
-
-    Returns
-    -------
-    axis : int
-    index : array
-    order : array
-        For each entry of the new index, a place in the old one that it belongs to.
+def through_reshape(before: list, after: list, selection: Selection) -> Selection:
+    """A selection of the shape `after`, in the shape `before`.
 
     Raises
     ------
     NotPerHead
-        Where the selected entries are no selection of one axis before.
+        Where the selected entries are no selection of one axis before, each index of one head.
     """
-    inner, outer = _matched(before, after, axis)
+    inner, outer = _matched(before, after, selection.axis)
     if len(inner) == len(outer) == 1:
-        return inner[0], index, np.arange(len(index))
+        return replace(selection, axis=inner[0])
     extents = [_static(after[a]) for a in outer]
     flat = np.arange(math.prod(extents)).reshape(extents)
-    flat = flat.take(index, axis - outer[0])
-    places = np.broadcast_to(
-        np.arange(len(index)).reshape([-1 if a == axis else 1 for a in outer]), flat.shape
+    flat = flat.take(selection.index, selection.axis - outer[0])
+    heads = np.broadcast_to(
+        selection.heads.reshape([-1 if a == selection.axis else 1 for a in outer]), flat.shape
     )
-    return _one_axis([_static(before[a]) for a in inner], inner[0], flat.ravel(), places.ravel())
+    return _one_axis([_static(before[a]) for a in inner], inner[0], flat.ravel(), heads.ravel())
 
 
-def _one_axis(
-    extents: list[int], first: int, flat: np.ndarray, places: np.ndarray
-) -> tuple[int, np.ndarray, np.ndarray]:
-    """`flat`, entries of a block of these extents, as a selection of one of its axes."""
+def _one_axis(extents: list[int], first: int, flat: np.ndarray, heads: np.ndarray) -> Selection:
+    """`flat`, entries of a block of these extents and `heads`, as a selection of one axis."""
     whole = np.arange(math.prod(extents)).reshape(extents)
     for axis, along in enumerate(np.unravel_index(flat, extents)):
-        index, at = np.unique(along, return_index=True)
-        index, at = along[np.sort(at)], np.sort(at)
-        if np.array_equal(whole.take(index, axis).ravel(), flat):
-            return first + axis, index, places[at]
+        _, at, inverse = np.unique(along, return_index=True, return_inverse=True)
+        is_one_head = np.array_equal(heads[at][inverse], heads)
+        at = np.sort(at)
+        if is_one_head and np.array_equal(whole.take(along[at], axis).ravel(), flat):
+            return Selection(first + axis, along[at], heads[at])
     raise NotPerHead(f"R.reshape joins or cuts heads in {tuple(extents)}")
 
 
@@ -87,5 +78,5 @@ def _product(extents: list) -> tvm.ir.Expr:
 
 def _static(extent: tvm.ir.Expr) -> int:
     if not isinstance(extent, tirx.IntImm):
-        raise NotPerHead(f"R.reshape of heads by a symbolic extent ({extent})")
+        raise NotPerHead(f"R.reshape joins heads with a symbolic extent ({extent})")
     return int(extent)

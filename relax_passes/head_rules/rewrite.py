@@ -102,7 +102,8 @@ class HeadRewriter(PyExprMutator):
         writer = ContinueFrom(self, self.builder_.emit(call, site.variable.name))
         selector = HeadSelector(self.bound, writer, frozenset([site.variable]))
         heads = len(_chosen(part)[0]) * part.width
-        channels = Selection.of(site.joined.ty.ndim - 1, np.arange(site.value_dim * heads))
+        size = site.value_dim
+        channels = Selection.blocks(site.joined.ty.ndim - 1, size * heads, size)
         return selector.select(site.joined, channels)
 
     def _add_constant(
@@ -136,7 +137,7 @@ class HeadRewriter(PyExprMutator):
         """The weight operand of the output projection, holding `rows` (channels, N)."""
         writer = ReplaceRows(self, self.edits, rows)
         weight = self.bound[site.product].args[1]
-        selection = Selection.of(weight.ty.ndim - 2, np.arange(len(rows)))
+        selection = Selection.blocks(weight.ty.ndim - 2, len(rows), site.value_dim)
         return HeadSelector(self.bound, writer).select(weight, selection)
 
 

@@ -31,8 +31,7 @@ def _permute(walk: Walk, call: relax.Call, selection: Selection) -> relax.Expr:
 def _reshape(walk: Walk, call: relax.Call, selection: Selection) -> relax.Expr:
     walk.writer.passes(VIEW)
     before, after = list(call.args[0].ty.shape), list(call.ty.shape)
-    axis, index, order = through_reshape(before, after, selection.axis, selection.index)
-    moved = Selection(axis, index, selection.heads[order])
+    moved = through_reshape(before, after, selection)
     after[selection.axis] = len(selection.index)
     inner = walk.select(call.args[0], moved)
     return relax.Call(call.op, [inner, relax.ShapeExpr(after)])

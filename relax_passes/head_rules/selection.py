@@ -35,6 +35,11 @@ class Selection:
     def of(axis: int, index: np.ndarray) -> Selection:
         return Selection(axis, np.asarray(index), np.asarray(index))
 
+    @staticmethod
+    def blocks(axis: int, count: int, size: int) -> Selection:
+        """The first `count` entries, of which each `size` are a head."""
+        return Selection(axis, np.arange(count), np.arange(count) // size)
+
     @property
     def key(self) -> tuple[int, bytes]:
         return self.axis, self.index.tobytes()

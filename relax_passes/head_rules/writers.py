@@ -14,14 +14,14 @@ from relax_passes.head_rules.weight_edits import WeightEdits
 class HeadWriter:
     """Emits by the block builder of a mutator, which knows what replaces values of before."""
 
-    def __init__(self, mutator: Any) -> None:
-        self.mutator = mutator
+    def __init__(self, mutator: Any, suffix: str = "") -> None:
+        self.mutator, self.suffix = mutator, suffix
 
     def keep(self, expr: relax.Expr) -> relax.Expr:
         return self.mutator.visit_expr(expr)
 
     def emit(self, value: relax.Expr, like: relax.Var) -> relax.Expr:
-        return self.mutator.builder_.emit(value, like.name)
+        return self.mutator.builder_.emit(value, like.name + self.suffix.replace(".", "_"))
 
     def passes(self, kind: int, through: relax.Var | None = None) -> None:
         """The kind mattered when the heads were compared."""
@@ -31,8 +31,8 @@ class SelectRows(HeadWriter):
     """Ends in new weights that hold the selected entries."""
 
     def __init__(self, mutator: Any, edits: WeightEdits, suffix: str) -> None:
-        super().__init__(mutator)
-        self.edits, self.suffix = edits, suffix
+        super().__init__(mutator, suffix)
+        self.edits = edits
 
     def leaf(self, source: relax.Expr, selection: Selection) -> relax.Expr:
         array = self.edits.array(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tvm import relax
+from tvm import relax, tirx
 
 from relax_passes._tensors import Element, broadcast, resolve, shape_of
 from relax_passes.index_analysis.index_domain import Index
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def take(views: ViewSteps, call: relax.Call, indices: list[Index]) -> Element | None:
     source, places = call.args
-    if not isinstance(places.ty, relax.TensorType) or source.ty.ndim < 1:
+    is_number = isinstance(places, tirx.IntImm)
+    if not (is_number or isinstance(places.ty, relax.TensorType)) or source.ty.ndim < 1:
         return None
-    axis, rank = call.attrs.axis, places.ty.ndim
+    axis, rank = call.attrs.axis, 0 if is_number else places.ty.ndim
     if rank < 0 or (axis is None and source.ty.ndim != 1):
         return None
     at = int(axis or 0) % source.ty.ndim
@@ -58,7 +59,8 @@ def _place(
     views: ViewSteps, places: relax.Expr, at: Sequence[Index], source: relax.Expr, axis: int
 ) -> Index | None:
     """The value of an index tensor, None unless it is proved to lie inside `axis`."""
-    dims, value = shape_of(source), views.value_of(places, at)
+    dims = shape_of(source)
+    value = places if isinstance(places, tirx.IntImm) else views.value_of(places, at)
     if dims is None or value is None or str(value.ty) != "int64":
         return None
     views.domain.note_shape(dims)

@@ -1,10 +1,10 @@
-"""Chains of reshapes, permutations and broadcasts that are one of them, or nothing at all."""
+"""Chains of reshapes, permutations and broadcasts that are one of them, a slice, or nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op as R
 from tvm_ffi import structural_equal
 
@@ -74,7 +74,11 @@ class Chain:
 
 
 def _look(call: relax.Call, scope: Scope) -> Outcome | None:
-    if shape_of(call) is None or not _may_be_less(call, scope):
+    if shape_of(call) is None:
+        return None
+    if call.op.name == "relax.take" and isinstance(call.args[1], tirx.IntImm):
+        return _look_at_field(call, scope)
+    if not _may_be_less(call, scope):
         return None
     source, length = _below_reshapes(call, scope)
     if length and structural_equal(source.ty, call.ty):
@@ -107,6 +111,26 @@ def _look_at_indices(call: relax.Call, scope: Scope) -> Outcome | None:
         if one is not None:
             name = one.op.name.removeprefix("relax.")
             return Outcome(f"{length} views of {_name(source)} are one {name}", one)
+    return None
+
+
+def _look_at_field(call: relax.Call, scope: Scope) -> Outcome | None:
+    """A field of packed projections, x.unflatten(-1, (3, n))[..., 1, :], is a slice of x."""
+    chain = Chain(call, scope)
+    for source, at in reversed(chain.below[1:]):
+        dims = shape_of(source)
+        if dims is None or len(dims) != len(chain.shape):
+            continue
+        cut = [n for n, dim in enumerate(dims) if not structural_equal(dim, chain.shape[n])]
+        others = [n for n in range(len(dims)) if n not in cut]
+        if len(cut) != 1 or not chain.is_same(*([x[n] for n in others] for x in (at, chain.axes))):
+            continue
+        [axis] = cut
+        begin, extent = chain.domain.simplify(at[axis] - chain.axes[axis]), chain.shape[axis]
+        if is_integer(begin) and is_integer(extent):
+            end = int(begin) + int(extent)
+            value = R.strided_slice(source, cut, [int(begin)], [end], assume_inbound=True)
+            return Outcome(f"elements {begin} to {end} of axis {axis} of {_name(source)}", value)
     return None
 
 

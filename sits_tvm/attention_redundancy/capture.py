@@ -13,6 +13,7 @@ from relax_passes.head_rules.attention_projections import AttentionWeights, Func
 
 _ADD = Op.get("relax.add")
 _SAME = [Op.get(f"relax.{name}") for name in ("reshape", "astype")]
+_PERMUTE = Op.get("relax.permute_dims")
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,20 @@ def _residual_of(product: relax.Var, uses: FunctionUses) -> list[relax.Var]:
         readers = uses.readers.get(at, [])
         reader = readers[0] if len(readers) == 1 else None
         value = uses.bound.get(reader) if reader is not None else None
-        if not isinstance(value, relax.Call) or value.op not in (_ADD, *_SAME):
+        if not isinstance(value, relax.Call) or not _keeps_channels(value):
             return [at]
         others = [arg for arg in value.args if not arg.same_as(at)]
         if value.op == _ADD and len(others) == 1 and others[0].ty.ndim == at.ty.ndim > 1:
             return [at, others[0]]
         at = reader
+
+
+def _keeps_channels(call: relax.Call) -> bool:
+    """Whether the last axis stays the last; of an addition, too."""
+    if call.op == _PERMUTE:
+        axes = call.attrs["axes"]
+        return axes is not None and int(axes[-1]) % len(axes) == len(axes) - 1
+    return call.op in (_ADD, *_SAME)
 
 
 def captured(

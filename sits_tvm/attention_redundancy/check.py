@@ -19,6 +19,7 @@ from relax_passes.head_rules.facts import HeadWeights
 from relax_passes.head_rules.low_rank_rewrite import projections_of
 from relax_passes.head_rules.weight_edits import WeightEdits, as_numpy
 from relax_passes.packed_weights.weight_sites import weights_of
+from relax_passes.prune_redundant_attention import PruneRedundantAttention
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
 from sits_tvm.module_checks import check_functions
 from sits_tvm.params import as_arrays, bind_names, mismatch, weight_names
@@ -77,7 +78,11 @@ def check_attention_redundancy(
     arrays = as_arrays(params)
     with collect():
         plain = tvm.transform.Sequential(
-            [CanonicalizeAttention(), relax.transform.ToNonDataflow()]
+            [
+                CanonicalizeAttention(),
+                PruneRedundantAttention(["views"]),
+                relax.transform.ToNonDataflow(),
+            ]
         )(bind_names(mod, arrays))
     function = plain[func]
     given = None if inputs is None else _checked_inputs(func, function, inputs)

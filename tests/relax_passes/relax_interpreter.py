@@ -107,7 +107,8 @@ def _slice(attrs: Any, x: Tensor, axes: Any, begins: Any, ends: Any, *steps: Any
     return x
 
 
-def _take(attrs: Any, x: Tensor, places: Tensor) -> Tensor:
+def _take(attrs: Any, x: Tensor, places: Tensor | int) -> Tensor:
+    places = torch.as_tensor(places)
     axis, index = int(attrs.axis or 0), places.reshape(-1)
     shape = [*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]]
     return x.index_select(axis, index).reshape(shape)

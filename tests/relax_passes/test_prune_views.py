@@ -72,6 +72,37 @@ def test_chains_that_are_one_move_become_it(name):
     assert_same_values(mod, out, (2, 5), (1, 1), exact=True)
 
 
+def field(shape, axis, index, *between):
+    """Field `index` of `axis` after a reshape."""
+
+    def make(emit, x):
+        x = emit(R.reshape(x, shape))
+        for op, *arguments in between:
+            x = emit(getattr(R, op)(x, *arguments))
+        return emit(R.tanh(emit(R.take(x, tirx.IntImm("int64", index), axis))))
+
+    return make
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_field_of_packed_projections_is_a_slice(index):
+    """As PyTorch's MultiheadAttention takes q, k and v out of one product."""
+    turned = [("expand_dims", 0), ("permute_dims", [3, 1, 2, 0, 4]), ("squeeze", 3)]
+    mod = function(field((S, B, 3, 8), 0, index, *turned), tensor(S, B, 24))
+    out, rows = prune(mod, "views")
+    assert ops(out) == {"strided_slice": 1, "tanh": 1}
+    assert rows[-1].reason == f"elements {8 * index} to {8 * index + 8} of axis 2 of `a0`"
+    assert_same_values(mod, out, (2, 5), (1, 1), exact=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((S, B, 8, 3), 3), ((S, B, 3, 8), 3)], ids=["every third", "one of each"]
+)
+def test_a_field_that_is_no_slice_stays(shape, axis):
+    mod = function(field(shape, axis, 1), tensor(S, B, 24))
+    assert prune(mod, "views") == (mod, [])
+
+
 STAY = {
     "same shape, other order": (
         [("permute_dims", None), ("reshape", (4, 8))], (4, 8),

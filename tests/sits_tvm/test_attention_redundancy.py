@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax
 
@@ -16,6 +17,7 @@ from sits_tvm import (
     build,
     check_attention_redundancy,
     from_pretrained,
+    from_torch,
     lower,
 )
 from tests.relax_passes.planted_redundancy import (
@@ -220,6 +222,42 @@ def test_a_build_prunes_what_is_exactly_redundant(with_dead_head):
         assert params["0.q.weight"].shape == (64, 32)
         results.append(relax.VirtualMachine(ex, tvm.cpu())["main"](x, *ex.param_list).numpy())
     np.testing.assert_allclose(*results, rtol=0, atol=2e-6 * np.abs(results[0]).max())
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_multihead_attention_of_torch(need_weights):
+    """One packed product for q, k and v, heads folded into the batch."""
+
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x):
+            return x + self.a(x, x, x, need_weights=need_weights)[0]
+
+    torch.manual_seed(0)
+    model, x = Encoder().eval(), torch.randn(2, 6, 32)
+    with torch.no_grad():
+        model.a.out_proj.weight[:, 8:16] = 0
+        want, maps = model(x).numpy(), model.a(x, x, x, average_attn_weights=False)[1].numpy()
+    mod, params = from_torch(model, (x,))
+    row = check_attention_redundancy(mod, params, [x]).rows[0]
+    flat = np.moveaxis(maps, 1, 0).reshape(4, -1)
+    flat = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    cosine = (flat @ flat.T - np.eye(4)).max()
+    assert row.measured.map_similarity.cosine == pytest.approx(cosine, rel=1e-5)
+    assert [n for n, i in enumerate(row.measured.importance) if i == 0] == [1]
+    assert row.measured.norm_ratio["50%"] == pytest.approx(
+        np.median(np.linalg.norm(want - x.numpy(), axis=-1) / np.linalg.norm(x, axis=-1)), rel=1e-5
+    )
+    ex = build(mod, "llvm", params=params)
+    assert {row.binding for row in ex.report.attention_rewrites if row.rule != "views"} == {
+        ex.report.attention[0].binding
+    }
+    assert ex.params["a.in_proj_weight.q"].shape == (24, 32)
+    got = relax.VirtualMachine(ex, tvm.cpu())["main"](x.numpy(), *ex.param_list).numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
 def test_what_is_left_is_packed(with_dead_head):
