@@ -200,7 +200,7 @@ def test_rows_name_function_binding_and_proof():
     row = next(row for row in report.attention_rewrites if row.rule == "empty-rows")
     assert (row.function, row.binding, row.changed) == ("main", "lv4", True)
     assert row.reason == "every query sees at least one of s keys: causal offset 0"
-    assert "redundancy in attention" in str(report)
+    assert "redundancy: 8 rewritten, 0 left" in str(report)
 
 
 def test_all_rules_together_keep_the_values():
