@@ -108,13 +108,13 @@ def _needed(
 
 def _constant(leaves: list[np.ndarray], trace: HeadTrace) -> np.ndarray | None:
     """(D_v,): the bias of a head of values whose weights are zero."""
-    if trace.kind != VIEW or len({len(leaf) for leaf in leaves}) > 1:
+    if trace.kind != VIEW or not trace.products or len({len(leaf) for leaf in leaves}) > 1:
         return None
     is_bias = [leaf.source.ty.ndim == 1 for leaf in trace.leaves]
     biases = [leaf[:, 0] for leaf, is_one in zip(leaves, is_bias, strict=True) if is_one]
     matrices = [leaf for leaf, is_one in zip(leaves, is_bias, strict=True) if not is_one]
-    if not matrices or any(leaf.any() for leaf in matrices):
-        return None
+    if len(matrices) != len(trace.products) or any(leaf.any() for leaf in matrices):
+        return None  # a vector that is multiplied by the input is no bias
     total = np.sum([bias.astype("float64") for bias in biases], axis=0) + np.zeros(len(leaves[0]))
     return total if np.isfinite(total).all() else None
 

@@ -22,7 +22,8 @@ from relax_passes.head_rules.selection import (
 
 def _permute(walk: Walk, call: relax.Call, selection: Selection) -> relax.Expr:
     axes = call.attrs["axes"]
-    order = list(range(call.ty.ndim))[::-1] if axes is None else [int(a) for a in axes]
+    ndim = call.ty.ndim
+    order = list(range(ndim))[::-1] if axes is None else [int(a) % ndim for a in axes]
     walk.writer.passes(VIEW)
     inner = walk.select(call.args[0], replace(selection, axis=order[selection.axis]))
     return relax.Call(call.op, [inner], call.attrs)
@@ -71,7 +72,7 @@ def _slice(walk: Walk, call: relax.Call, selection: Selection) -> relax.Expr:
 
 
 def _concat(walk: Walk, call: relax.Call, selection: Selection) -> relax.Expr:
-    if int(call.attrs["axis"]) % call.ty.ndim == selection.axis:
+    if int(call.attrs["axis"] or 0) % call.ty.ndim == selection.axis:
         raise NotPerHead(f"{op_name(call)} joins heads of several tensors")
     fields = call.args[0]
     fields = walk.bound.get(fields, fields)

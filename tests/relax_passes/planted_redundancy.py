@@ -116,7 +116,7 @@ def _linear(bb, x, weights, name):
 def _heads(bb, block, x):
     batch, length, rows = x.ty.shape
     x = bb.emit(R.reshape(x, [batch, length, int(rows) // block.dim, block.dim]))
-    return bb.emit(R.permute_dims(x, [0, 2, 1, 3]))
+    return bb.emit(R.permute_dims(x, [0, -2, 1, 3]))
 
 
 def _rotated(bb, block, x):

@@ -5,9 +5,11 @@ import pytest
 import tvm
 from tvm import relax
 from tvm.ir import assert_structural_equal
+from tvm.relax import op as R
 
 from relax_passes.prune_redundant_heads import prune_redundant_heads
 from sits_tvm import Report
+from tests.relax_passes import planted_redundancy
 from tests.relax_passes.planted_redundancy import (
     Block,
     copy_rows,
@@ -172,3 +174,20 @@ def test_an_unknown_rule_is_an_error(rng):
     mod, params = planted(BLOCKS["mha"], lambda p: None, rng)
     with pytest.raises(ValueError, match=r"rules=\['merge'\]: there are constant-values"):
         prune_redundant_heads(mod, params, rules={"merge"})
+
+
+def test_a_vector_that_is_multiplied_by_the_input_is_no_bias(rng, monkeypatch):
+    """Values of x W + x₀ w with W = 0 differ by position."""
+
+    def linear(bb, x, weights, name):
+        if name != "0.v":
+            return plain(bb, x, weights, name)
+        first = bb.emit(R.strided_slice(x, [2], [0], [1]))
+        row = bb.emit(R.expand_dims(weights["0.v.bias"], 0))
+        product = plain(bb, x, {"0.v.weight": weights["0.v.weight"]}, name)
+        return bb.emit(R.add(product, bb.emit(R.matmul(first, row))))
+
+    plain, block = planted_redundancy._linear, BLOCKS["mha"]
+    monkeypatch.setattr(planted_redundancy, "_linear", linear)
+    mod, params = planted(block, lambda p: zero_value(block, p, 1), rng)
+    assert_structural_equal(pruned(mod, params, rules={"constant-values"})[0], mod)
