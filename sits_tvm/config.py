@@ -45,8 +45,8 @@ class QuantSpec:
         "absmax" spans the extremes of the group; "mse" shrinks that span to the one with the
         smallest squared error.
     activation : str or None
-        None keeps activations in float (W4A16). "int8" quantizes them in every call, per token,
-        for products of integers (W4A8, llvm only). "int4" has no kernels yet.
+        None keeps activations in float (W4A16). "int8" quantizes them in every call, per
+        token and group, for products of integers (W4A8, llvm only). "int4" has no kernels yet.
 
     Raises
     ------

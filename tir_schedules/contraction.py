@@ -78,6 +78,7 @@ class Int8Rows:
     """The buffers of quantized activations, see `int8_matmul`."""
 
     codes: tirx.Buffer
+    scale: tirx.Buffer
     sums: tirx.Buffer
 
 

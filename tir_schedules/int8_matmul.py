@@ -1,13 +1,15 @@
 """Products of INT8 activations and INT4 weights (W4A8): what is computed, without any tiling.
 
-Activations are quantized per token (row): with amax the largest magnitude in the row,
+Activations are quantized when the kernel runs, each token (row) in the groups of the weight: with
+amax the largest magnitude in a group,
 
     scale = amax / 127,    code = round_half_even(x / scale),    -127 <= code <= 127
 
-The product of two codes and the sum over a group of weights are integers, exact in int32; each
-group is scaled once, in float32:
+One scale for a whole token would do for a group_size of -1 only: a single large channel, as trained
+transformers have, takes the resolution from all others. The product of two codes and the sum over a
+group are integers, exact in int32; each group is scaled once, in float32:
 
-    y[i, j] = scale_x[i] * sum over groups g of scale_w[j, g] *
+    y[i, j] = sum over groups g of scale_x[i, g] * scale_w[j, g] *
               (sum over k in g of code_w[j, k] * code_x[i, k]  -  zero_w[j, g] * sum_x[i, g])
 
 where sum_x[i, g] is the sum of the activation codes in a group. Codes travel four to an int32 word.
@@ -31,11 +33,11 @@ INT8_DOT = "int8_dot"
 BYTES_PER_WORD = 4
 LARGEST_CODE = 127
 SMALLEST_MAXIMUM = 2.0**-100
-"""Rows of smaller magnitudes count as zero: amax / 127 would lose its precision."""
+"""Groups of smaller magnitudes count as zero: amax / 127 would lose its precision."""
 
 
 def quantize_activation(m: Rows, k: int, group_size: int, dtype: str) -> tirx.PrimFunc:
-    """INT8 codes of activations, one scale per row.
+    """INT8 codes of activations, one scale per row and group.
 
     Parameters
     ----------
@@ -49,22 +51,28 @@ def quantize_activation(m: Rows, k: int, group_size: int, dtype: str) -> tirx.Pr
     Returns
     -------
     PrimFunc
-        Of X (m…, k) and the outputs codes int32 (m…, G g / 4), scale float32 (m…) and sums int32
-        (m…, G), where G = ceil(k / g) groups; codes beyond k are 0. A row that is not finite gets
+        Of X (m…, k) and the outputs codes int32 (m…, G g / 4), scale float32 (m…, G) and sums int32
+        (m…, G), where G = ceil(k / g) groups; codes beyond k are 0. A group that is not finite gets
         the scale NaN or infinity, so that no product with it is finite.
     """
     rows, depth = row_axes(m), int64(k)
     groups = -(-k // group_size)
     x = te.placeholder((*rows, depth), dtype, name="X")
-    r = te.reduce_axis((0, depth), name="k")
+    r = te.reduce_axis((0, int64(group_size)), name="k")
+
+    def element(row: Sequence[tirx.Expr], column: tirx.Expr) -> tirx.Expr:
+        value = _float(x[(*row, tirx.min(column, depth - 1))])
+        return tirx.Select(column < depth, value, tirx.const(0, "float32"))
+
     largest = te.compute(
-        rows, lambda *i: te.max(magnitude(_float(x[(*i, r)])), axis=r), name="largest"
+        (*rows, int64(groups)),
+        lambda *at: te.max(magnitude(element(at[:-1], at[-1] * group_size + r)), axis=r),
+        name="largest",
     )
-    scale = te.compute(rows, lambda *i: token_scale(largest[i]), name="scale")
+    scale = te.compute(largest.shape, lambda *at: activation_scale(largest[at]), name="scale")
 
     def code(row: Sequence[tirx.Expr], column: tirx.Expr) -> tirx.Expr:
-        value = activation_code(_float(x[(*row, tirx.min(column, depth - 1))]), scale[tuple(row)])
-        return tirx.Select(column < depth, value, tirx.const(0, "int32"))
+        return activation_code(element(row, column), scale[(*row, column // group_size)])
 
     def word(*at: tirx.Expr) -> tirx.Expr:
         *row, w = at
@@ -93,8 +101,8 @@ def magnitude(x: tirx.Expr) -> tirx.Expr:
     return tirx.reinterpret("int32", x) & 0x7FFFFFFF
 
 
-def token_scale(largest: tirx.Expr) -> tirx.Expr:
-    """The scale of a row, from its largest magnitude."""
+def activation_scale(largest: tirx.Expr) -> tirx.Expr:
+    """The scale of a group, from its largest magnitude."""
     bounded = tirx.max(largest, magnitude(tirx.const(SMALLEST_MAXIMUM, "float32")))
     return tirx.reinterpret("float32", bounded) / float(LARGEST_CODE)
 
@@ -127,7 +135,7 @@ def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     rows, n, group = row_axes(m), int64(layout.n), layout.group_size
     words = layout.padded_k // BYTES_PER_WORD
     x = te.placeholder((*rows, int64(words)), "int32", name="X")
-    x_scale = te.placeholder(rows, "float32", name="X_scale")
+    x_scale = te.placeholder((*rows, int64(layout.groups)), "float32", name="X_scale")
     x_sums = te.placeholder((*rows, int64(layout.groups)), "int32", name="X_sums")
     packed = weight_placeholders(layout)
 
@@ -149,15 +157,13 @@ def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
         zero = tirx.const(SYMMETRIC_ZERO, "int32")
         if not layout.spec.symmetric:
             zero = nibble(packed[2][tile, g // 8, lane], g)
-        return _float(dot[(*row, j, g)] - zero * x_sums[(*row, g)]) * _float(
-            packed[1][tile, g, lane]
-        )
+        scale = _float(packed[1][tile, g, lane]) * x_scale[(*row, g)]
+        return _float(dot[(*row, j, g)] - zero * x_sums[(*row, g)]) * scale
 
     s = te.reduce_axis((0, int64(layout.groups)), name="g")
-    total = te.compute(
+    y = te.compute(
         (*rows, n), lambda *at: te.sum(scaled(at[:-1], at[-1], s), axis=s), name="matmul"
     )
-    y = te.compute((*rows, n), lambda *at: total[at] * x_scale[at[:-1]], name="rescale")
     return prim_func([x, x_scale, x_sums, *packed], cast(y, dtype))
 
 

@@ -13,7 +13,7 @@ from tvm.tirx.script import builder as T
 
 from .contraction import split
 from .emit import first_that_holds, int64, parallel, scratch, serial, vectorized, with_emitted_body
-from .int8_matmul import QUANTIZE_ACTIVATION, activation_code, magnitude, token_scale
+from .int8_matmul import QUANTIZE_ACTIVATION, activation_code, activation_scale, magnitude
 from .tir_nodes import collect
 
 _LANES = 16
@@ -68,36 +68,38 @@ class _Row:
     def _emit(self, row: Row) -> None:
         *_, groups = self.sums.shape
         values = scratch(groups * self.per_group * self.lanes)
-        scale = T.Bind(self._copy(row, values))
-        T.buffer_store(self.scale, scale, row)
+        self._copy(row, values)
         with serial(groups) as group:
-            total = T.alloc_buffer((int64(self.lanes),), "int32", scope="local")
-            with vectorized(self.lanes) as lane:
-                T.buffer_store(total, tirx.const(0, "int32"), [lane])
+            first = group * self.per_group
+            scale = T.Bind(self._scale(first, values))
+            T.buffer_store(self.scale, scale, [*row, group])
+            total = _zeros(self.lanes)
             with serial(self.per_group) as v:
-                self._quantize(row, group * self.per_group + v, values, scale, total)
+                self._quantize(row, first + v, values, scale, total)
             T.buffer_store(self.sums, _reduce("add", total, self.lanes), [*row, group])
 
-    def _copy(self, row: Row, values: tirx.Buffer) -> tirx.Expr:
-        """Copy the row to `values` in float32, zeros behind it; the scale of the row."""
+    def _copy(self, row: Row, values: tirx.Buffer) -> None:
+        """Copy the row to `values` in float32, zeros behind it."""
         *_, depth = self.x.shape
-        largest = T.alloc_buffer((int64(_LANES),), "int32", scope="local")
-        with vectorized() as lane:
-            T.buffer_store(largest, tirx.const(0, "int32"), [lane])
 
-        def copy(column: tirx.Expr, lane: tirx.Expr) -> None:
-            value = T.Bind(self.x[(*row, column)].astype("float32"))
-            T.buffer_store(values, value, [column])
-            T.buffer_store(largest, tirx.max(largest[lane], magnitude(value)), [lane])
+        def copy(column: tirx.Expr) -> None:
+            T.buffer_store(values, self.x[(*row, column)].astype("float32"), [column])
 
         whole = depth // _LANES
         with serial(whole) as v, vectorized() as lane:
-            copy(v * _LANES + lane, lane)
+            copy(v * _LANES + lane)
         with serial(depth - whole * _LANES) as rest:
-            copy(whole * _LANES + rest, int64(0))
+            copy(whole * _LANES + rest)
         with serial(values.shape[0] - depth) as rest:
             T.buffer_store(values, tirx.const(0, "float32"), [depth + rest])
-        return token_scale(_reduce("smax", largest, _LANES))
+
+    def _scale(self, first: tirx.Expr, values: tirx.Buffer) -> tirx.Expr:
+        """That of the group whose vectors start at `first`."""
+        largest = _zeros(self.lanes)
+        with serial(self.per_group) as v, vectorized(self.lanes) as lane:
+            value = magnitude(values[(first + v) * self.lanes + lane])
+            T.buffer_store(largest, tirx.max(largest[lane], value), [lane])
+        return activation_scale(_reduce("smax", largest, self.lanes))
 
     def _quantize(
         self,
@@ -129,6 +131,13 @@ def _indices(row: tirx.Expr, rows: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         row, index = split(row, extent)
         indices.insert(0, T.Bind(index))
     return [T.Bind(row), *indices]
+
+
+def _zeros(lanes: int) -> tirx.Buffer:
+    buffer = T.alloc_buffer((int64(lanes),), "int32", scope="local")
+    with vectorized(lanes) as lane:
+        T.buffer_store(buffer, tirx.const(0, "int32"), [lane])
+    return buffer
 
 
 def _reduce(kind: str, vector: tirx.Buffer, lanes: int) -> tirx.Expr:

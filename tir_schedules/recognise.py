@@ -205,12 +205,12 @@ def _int8_operands(block: s_tir.SBlock, dot: s_tir.SBlock) -> tuple | None:
     """What `_classify` gives, of the blocks of `int8_matmul`, whose form is known."""
     group_size = int(dot.annotations[INT8_DOT])
     _, codes, x = (load.source for load in loads(dot.body.value))
-    _, _, *zero_point, x_sums, scale = (load.source for load in loads(block.body.value))
+    _, _, *zero_point, x_sums, scale, x_scale = (load.source for load in loads(block.body.value))
     weight = Int4Weight(codes, scale, zero_point[0] if zero_point else None, group_size)
     *rows, column, group = block.iter_vars
     if not is_const(codes.shape[-1], LANES):
         return None
-    return Int8Rows(x, x_sums), weight, (), tuple(rows), column, group
+    return Int8Rows(x, x_scale, x_sums), weight, (), tuple(rows), column, group
 
 
 def _stages(

@@ -8,7 +8,7 @@ many float32 sums of groups that are scaled already::
         for word in group:                    # 8 codes of each of 16 channels
             even, odd = codes & 0x0f…, codes >> 4 & 0x0f…
             ints += even . activations[2 word] + odd . activations[2 word + 1]
-        floats += float(ints) * scale
+        floats += float(ints) * (scale * scale of the activations)
 
 Few rows decode in registers, and memory sets the pace: a task reads its vectors from places far
 apart, as streams of their own. Many rows decode a panel of the weight once, which stays in L2.
@@ -213,9 +213,10 @@ def _multiply(
             scale = registers(1)[0]
             with vectorized() as lane:
                 T.buffer_store(scale, parts.weight.scale[t, group, lane].astype("float32"), [lane])
-            for row_ints, row_floats in zip(ints, floats, strict=True):
+            for row, row_ints, row_floats in zip(rows, ints, floats, strict=True):
+                x_scale = T.Bind(parts.x.scale[(*row, group)])
                 with vectorized() as lane:
-                    step = row_ints[v][lane].astype("float32") * scale[lane]
+                    step = row_ints[v][lane].astype("float32") * (scale[lane] * x_scale)
                     T.buffer_store(row_floats[v], row_floats[v][lane] + step, [lane])
     return floats
 

@@ -55,7 +55,7 @@ def int4_matmul(x: relax.Expr, *packed: relax.Expr, **layout: object) -> relax.C
     """``x @ W.T`` of a float tensor x (..., k) and the parts of a packed weight W (n, k).
 
     Accumulates in float32; the result (..., n) has the dtype of x. `layout` as above; with
-    activation="int8" among it, x is quantized per token, see `tir_schedules.int8_matmul`.
+    activation="int8" among it, x is quantized, see `tir_schedules.int8_matmul`.
     """
     return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], layout)
 
@@ -191,7 +191,7 @@ def _quantized(bb: relax.BlockBuilder, x: relax.Expr, layout: PackedLayout) -> l
     kernel = _quantize_kernel(_static(rows), int(k), layout.group_size, str(x.ty.dtype))
     types = [
         relax.TensorType([*rows, layout.padded_k // BYTES_PER_WORD], "int32"),
-        relax.TensorType(rows, "float32"),
+        relax.TensorType([*rows, layout.groups], "float32"),
         relax.TensorType([*rows, layout.groups], "int32"),
     ]
     opaque = kernel.with_attr("op_pattern", _OPAQUE)

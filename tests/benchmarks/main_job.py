@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ TEXT_SHA256 = "afa022e3d61d9d426de9074088736fb25cd59b50896aa1f5716ed7c7f9e9c452"
 WINDOW, PREFILL = 512, 512
 CPU = "llvm -mcpu=native"
 SPEC = QuantSpec(group_size=32, symmetric=False)
+INT8_ACTIVATIONS = replace(SPEC, activation="int8")
 INT4 = "INT4 g32 asymmetric"
 KEEP = ("*.v_proj.*",)  # one KV head: 3 % of the linear weights, a third of the damage
 BUILDS = {
     "fp32": Config(),
     INT4: Config(quant=SPEC),
+    f"{INT4}, int8 activations": Config(quant=INT8_ACTIVATIONS),
     f"{INT4}, v_proj in float": Config(quant=SPEC, skip=KEEP),
     "INT4 g128 symmetric": Config(quant=QuantSpec()),
 }
@@ -128,9 +131,10 @@ def speeds(
 ) -> dict[str, Any]:
     """Prefill of 512 tokens to the logits of the last, alternated between torch and our builds."""
     builds, int4 = {}, None
-    for name, config in (("fp32", Config()), ("INT4", Config(quant=SPEC))):
+    specs = {"fp32": None, "INT4 with int8 activations": INT8_ACTIVATIONS, "INT4": SPEC}
+    for name, spec in specs.items():
         with step(f"build {name}, last position only"):
-            int4 = sits_tvm.build(mod, CPU, params=params, config=config)
+            int4 = sits_tvm.build(mod, CPU, params=params, config=Config(quant=spec))
         builds[f"prefill our {name}"] = runner(int4)
     builds["prefill torch fp32"] = lambda window: torch_logits(model, window, 1)
     with step("prefill speed, rounds alternated"):

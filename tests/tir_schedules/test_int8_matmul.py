@@ -34,11 +34,14 @@ def rng():
     return np.random.default_rng(0)
 
 
-def quantized(x):
-    """Codes and scales by the definition; a zero row has the scale of 2**-100."""
-    largest = np.maximum(np.abs(x).max(-1, initial=0), np.float32(2.0**-100))
-    scale = largest.astype("float32") / np.float32(127)
-    return np.rint(x / scale[..., None]).astype("int64"), scale
+def quantized(x, layout):
+    """Codes (m, k) and scales (m, groups) by the definition; a group of zeros has 2**-100 / 127."""
+    padded = np.zeros((len(x), layout.padded_k), "float32")
+    padded[:, : layout.k] = x
+    grouped = padded.reshape(len(x), layout.groups, layout.group_size)
+    scale = np.maximum(np.abs(grouped).max(-1), np.float32(2.0**-100)) / np.float32(127)
+    codes = np.rint(grouped / scale[..., None]).astype("int64").reshape(padded.shape)
+    return codes[:, : layout.k], scale
 
 
 def as_words(codes, layout):
@@ -76,9 +79,8 @@ def product(codes, scale, parts, layout):
     x[:, : layout.k] = codes
     sums = np.einsum("ngk,mgk->mng", shifted, x.reshape(len(x), *shifted.shape[1:]))
     scales = deinterleave(parts[1], layout.n).astype("float64")
-    terms = sums * scales
-    bound = np.abs(terms).sum(-1) * scale.astype("float64")[:, None]
-    return terms.sum(-1) * scale.astype("float64")[:, None], bound
+    terms = sums * scales * scale.astype("float64")[:, None, :]
+    return terms.sum(-1), np.abs(terms).sum(-1)
 
 
 def build(func, rule, name):
@@ -114,7 +116,7 @@ def test_product(rng, n, k, spec, dtype, rule):
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(None, layout, dtype), rule, "host")
     for m in ROWS:
-        codes, scale = quantized(rng.standard_normal((m, k)).astype("float32"))
+        codes, scale = quantized(rng.standard_normal((m, k)).astype("float32"), layout)
         y = run_product(kernel, codes, scale, parts, layout, dtype)
         assert_rounded(y, *product(codes, scale, parts, layout))
 
@@ -125,7 +127,7 @@ def test_every_instruction_agrees(rng, name):
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(None, layout, "float32"), Matmul(), name)
     for m in (1, 3, 40):
-        codes, scale = rng.integers(-127, 128, (m, 72)), np.ones(m, "float32")
+        codes, scale = rng.integers(-127, 128, (m, 72)), np.ones((m, layout.groups), "float32")
         y = run_product(kernel, codes, scale, parts, layout)
         assert_rounded(y, *product(codes, scale, parts, layout))
 
@@ -157,7 +159,7 @@ def test_extremes_do_not_saturate(rows):
     kernel = build(int8_matmul(rows, layout, "float32"), Matmul(), "host")
     for sign in (1, -1):
         codes = np.full((rows, layout.k), 127 * sign)
-        y = run_product(kernel, codes, np.ones(rows, "float32"), parts, layout)
+        y = run_product(kernel, codes, np.ones((rows, layout.groups), "float32"), parts, layout)
         assert (y == sign * 7 * 127 * 28672).all()
 
 
@@ -176,7 +178,7 @@ def test_every_code_meets_its_activation(rows, name):
     for start in range(0, 64, rows):
         eye = np.eye(64, dtype="int64")[start : start + rows] * -3
         x = np.concatenate([eye, np.zeros((rows - len(eye), 64), "int64")])
-        y = run_product(kernel, x, np.ones(rows, "float32"), parts, layout)
+        y = run_product(kernel, x, np.ones((rows, layout.groups), "float32"), parts, layout)
         np.testing.assert_array_equal(y[: len(eye)], -3 * (code - 8).T[start : start + rows])
 
 
@@ -194,7 +196,7 @@ def test_any_shape(m, n, k, group, symmetric, seed):
     rng = np.random.default_rng(seed)
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(m, layout, "float32"), Matmul(), "host")
-    codes, scale = quantized(rng.standard_normal((m, k)).astype("float32"))
+    codes, scale = quantized(rng.standard_normal((m, k)).astype("float32"), layout)
     y = run_product(kernel, codes, scale, parts, layout)
     assert_rounded(y, *product(codes, scale, parts, layout))
 
@@ -211,25 +213,25 @@ def test_quantize_activation(rng, k, group, dtype, rule):
         if x.size:
             x[0, 0, :] = 0 if axes == (2, 3) else x[0, 0, :]
         flat = x.reshape(-1, k).astype("float32")
-        codes, scale = quantized(flat)
+        codes, scale = quantized(flat, layout)
         outputs = [
             ((*axes, layout.padded_k // 4), "int32"),
-            (axes, "float32"),
+            ((*axes, layout.groups), "float32"),
             ((*axes, layout.groups), "int32"),
         ]
         words, scales, sums = run(kernel, x, outputs=outputs)
-        np.testing.assert_array_equal(scales.reshape(-1), scale)
+        np.testing.assert_array_equal(scales.reshape(-1), scale.reshape(-1))
         np.testing.assert_array_equal(words.reshape(-1), as_words(codes, layout).reshape(-1))
         np.testing.assert_array_equal(sums.reshape(-1), group_sums(codes, layout).reshape(-1))
 
 
 @pytest.mark.parametrize("rule", [None, QuantizeActivation()], ids=["plain", "scheduled"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_is_not_hidden(bad, rule):
+def test_a_group_that_is_not_finite_is_not_hidden(bad, rule):
     x = np.ones((2, 40), "float32")
     x[0, 3] = bad
     kernel = build(quantize_activation(2, 40, 32, "float32"), rule, "host")
-    outputs = [((2, 16), "int32"), ((2,), "float32"), ((2, 2), "int32")]
+    outputs = [((2, 16), "int32"), ((2, 2), "float32"), ((2, 2), "int32")]
     _, scale, _ = run(kernel, x, outputs=outputs)
-    assert not np.isfinite(scale[0])
-    assert scale[1] == np.float32(1) / np.float32(127)
+    assert not np.isfinite(scale[0, 0])
+    assert (scale.reshape(-1)[1:] == np.float32(1) / np.float32(127)).all()
