@@ -18,6 +18,8 @@ TARGETS |= {
     "alderlake": "llvm -mcpu=alderlake",
     "cascadelake": "llvm -mcpu=cascadelake",
     "znver4": "llvm -mcpu=znver4",
+    "neoverse": "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1",
+    "aarch64": "llvm -mtriple=aarch64-linux-gnu",
 }
 RUNS_HERE = ("host", "haswell", "generic")
 G32 = QuantSpec(group_size=32, symmetric=False, scale_dtype="float32")
@@ -141,6 +143,8 @@ def test_every_instruction_agrees(rng, name):
         ("skylake", "vpmaddubsw", "vpdpbusd"),
         ("haswell", "vpmaddubsw", "zmm"),
         ("generic", "paddd", "vp"),
+        ("neoverse", "sdot", "zmm"),
+        ("aarch64", "mla", "sdot"),
     ],
 )
 def test_instructions_are_those_of_the_target(name, instruction, absent):
