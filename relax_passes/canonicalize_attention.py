@@ -29,7 +29,7 @@ from sits_tvm.report import AttentionSite, Report
 class CanonicalizeAttention:
     """Replace attention in plain ops by one `R.sits.attention` per block.
 
-    Starts at each softmax that leads to a product, reads up to the product of queries and keys and
+    Starts at each softmax, reads up to the product of queries and keys and
     down to that with the values, and decides at the end. Layouts are compared as index maps: how
     queries, keys and values are transposed, split, repeated or folded does not matter. Scalar
     factors on queries, keys and scores are one `scale`; masks are causal offset and window where
@@ -37,8 +37,9 @@ class CanonicalizeAttention:
     computed in float32, and unused bindings are removed. TVM's `R.nn.attention` becomes the op,
     too; where the block is one already, repeated heads and masks of proved form are taken out.
 
-    A softmax between products that is no such attention is left alone: a note and the report name
-    the condition that failed and the binding.
+    A softmax that leads to a product, or whose scores are a product of two activations, and that is
+    no such attention is left alone: a note and the report name the condition that failed and the
+    binding. So are exponentials of such scores that make no softmax.
 
     Before::
 

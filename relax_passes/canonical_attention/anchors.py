@@ -42,11 +42,12 @@ def _softmax(graph: Graph, var: relax.Var) -> Softmax | None:
 
 
 def unnormalised(graph: Graph, softmaxes: list[Softmax]) -> Iterator[tuple[relax.Var, NearMiss]]:
-    """Exponentials of scores of two activations that are summed, but make no softmax."""
+    """Exponentials of scores of two activations that are multiplied, or divided by a sum, and make
+    no softmax."""
     known = {var for one in softmaxes for var in products_above(graph, one.scores)}
     for var in (b.var for b in graph.bindings if not graph.is_copy(b.var)):
         name, call = graph.call(var)
-        if name != "exp" or not reaches(graph, var, ("sum",)):
+        if name != "exp" or not _leads_on(graph, var):
             continue
         products = products_above(graph, call.args[0])
         if products and known.isdisjoint(products):
@@ -54,14 +55,24 @@ def unnormalised(graph: Graph, softmaxes: list[Softmax]) -> Iterator[tuple[relax
             yield var, _why_not(graph, var)
 
 
+def _leads_on(graph: Graph, exp: relax.Var) -> bool:
+    """A logarithm of a sum alone, as in losses, does not."""
+    is_summed_alone = {graph.call(b.var)[0] for b in graph.readers.get(exp, ())} == {"sum"}
+    is_divided = not is_summed_alone and reaches(graph, exp, ("sum",))
+    return is_divided or reaches(graph, exp, PRODUCTS)
+
+
 def _why_not(graph: Graph, exp: relax.Var) -> NearMiss:
     """With the first reader of the exponentials or of their sum that a softmax has not."""
-    front, odd = [exp], [exp]
+    odd, front = [], [exp]
     while front:
         readers = [b.var for var in front for b in graph.readers.get(var, ())]
         names = {var: graph.call(var)[0] for var in readers}
         odd += [var for var in readers if names[var] not in ("sum", "divide", *PRODUCTS, *VIEWS)]
         front = [var for var in readers if names[var] in ("sum", *VIEWS)]
-    where = next((x for x in odd[1:] if graph.call(x)[0] != "multiply"), odd[-1])
+    if not odd:
+        message = "exponentials of scores are not divided by their sum"
+        return NearMiss("softmax-form", message, exp)
+    where = next((var for var in odd if graph.call(var)[0] != "multiply"), odd[0])
     message = f"exponentials of scores, or their sum, go through {graph.words(where)}"
     return NearMiss("softmax-form", message, where)

@@ -79,3 +79,8 @@ def masked(fill, k=0):
         return bb.emit(O.where(causal(bb, k=k), scores, const(fill)))
 
     return steps
+
+
+def row_of(bb, scores, reduction):
+    """A reduction over the keys, as a column."""
+    return bb.emit(reduction(scores, axis=-1, keepdims=True))

@@ -1,15 +1,11 @@
 """Softmax by hand, in half precision, and in backward functions."""
 
 import pytest
-from attention_blocks import INF, LOWEST, attention_of, canonical, causal, const, reason_of
+from attention_blocks import INF, LOWEST, attention_of, canonical, causal, const, reason_of, row_of
 from tvm import relax
 from tvm.relax import op as O
 from tvm.script import ir as I
 from tvm.script import relax as R
-
-
-def row_of(bb, scores, reduction):
-    return bb.emit(reduction(scores, axis=-1, keepdims=True))
 
 
 def by_hand(bb, scores):
