@@ -10,30 +10,38 @@ import pytest
 from sits_tvm.config import QuantSpec
 from tests.benchmarks import bench_int4
 from tests.benchmarks.int4_peers import Case, NotMeasured
+from tests.benchmarks.int4_plot import plot
 
-G32 = QuantSpec(group_size=32)
-ONE, FEW = Case(1, 64, 64, G32, layers=2, threads=2), Case(8, 64, 64, G32, layers=1, threads=2)
+CASE = Case(8, 64, 64, QuantSpec(group_size=32), layers=2, threads=2)
 
 
 def test_every_kernel_has_its_figures(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_int4, "cases", lambda: iter((ONE, FEW)))
-    json_file, plot_file = tmp_path / "rows.json", tmp_path / "rows.png"
-    bench_int4.main(["--rounds", "2", "--json", str(json_file), "--plot", str(plot_file)])
-    figures = json.loads(json_file.read_text())
+    monkeypatch.setattr(bench_int4, "cases", lambda: iter([CASE]))
+    file = tmp_path / "rows.json"
+    bench_int4.main(["--rounds", "2", "--json", str(file)])
+    figures = json.loads(file.read_text())
     assert {"cpu", "threads", "apache-tvm", "onnxruntime", "torch"} <= figures["machine"].keys()
-    assert plot_file.stat().st_size
-    for case in (ONE, FEW):
-        rows = {row["kernel"]: row for row in figures["rows"] if row["case"] == case.name}
-        peers = {peer for peer in bench_int4.PEERS if "skipped" not in rows[peer]}
-        assert peers >= {"ort level 0", "ort level 4", "torch bf16", "TVM default"}
-        assert "read" in rows
-        for name in bench_int4.OURS:
-            row = rows[name]
-            ratios = {f"x {peer}" for peer in peers}
-            assert row.keys() >= {"us", "least us", "GB/s", "GFLOP/s", "of read", "error", *ratios}
-            assert ("of peak" in row) == (case.m > 1)
-            assert 0 <= row["others"] <= 1
-            assert all(row[key] > 0 for key in row.keys() - {"case", "kernel", "others"}), row
+    rows = {row["kernel"]: row for row in figures["rows"]}
+    assert rows.keys() >= {"read", "fma", *bench_int4.OURS, *bench_int4.PEERS}
+    peers = {peer for peer in bench_int4.PEERS if "skipped" not in rows[peer]}
+    assert peers >= {"ort level 0", "ort level 4", "torch fp32", "torch bf16", "TVM default"}
+    numbers = {"us", "least us", "GB/s", "GFLOP/s", "of read", "error", *(f"x {p}" for p in peers)}
+    for name in bench_int4.OURS:
+        assert rows[name].keys() >= numbers
+        assert all(rows[name][key] > 0 for key in numbers), rows[name]
+        assert 0 <= rows[name]["others"] <= 1
+    assert rows["W4A16"]["of peak"] > 0
+
+
+def test_plots_a_kernel_that_some_cases_skip(tmp_path):
+    rows = [
+        {"case": "a", "m": 1, "kernel": "x", "us": 1, "GFLOP/s": 2, "of read": 0.5},
+        {"case": "a", "m": 1, "kernel": "read", "GB/s": 9},
+        {"case": "b", "m": 1, "kernel": "x", "skipped": "why"},
+        {"case": "b", "m": 512, "kernel": "y", "us": 1, "GFLOP/s": 2},
+    ]
+    plot(rows, tmp_path / "rows.png")
+    assert (tmp_path / "rows.png").stat().st_size
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
@@ -47,13 +55,13 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
 
     monkeypatch.setattr(bench_int4, "alternate", lambda *_, **__: pytest.fail("timed"))
     with pytest.raises(SystemExit, match="M=8 K=64 N=64 g32, W4A16: relative error"):
-        bench_int4.measure(FEW, {"W4A16": wrong}, 1)
+        bench_int4.measure(CASE, {"W4A16": wrong}, 1)
 
 
 def test_says_why_a_peer_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(NotMeasured, match="llama-cpp-python is not installed"):
-        bench_int4.PEERS["llama.cpp Q4_0"](ONE)
+        bench_int4.PEERS["llama.cpp Q4_0"](CASE)
 
 
 def test_only_takes_names_with_all_words():

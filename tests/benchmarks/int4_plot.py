@@ -12,8 +12,9 @@ REGIMES = {"one row": (1, 1), "few rows": (2, 32), "many rows": (33, 1 << 30)}
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    kernels = [row for row in rows if "us" in row]
     panels = {
-        title: [row for row in rows if low <= row["m"] <= high]
+        title: [row for row in kernels if low <= row["m"] <= high]
         for title, (low, high) in REGIMES.items()
     }
     panels = {title: found for title, found in panels.items() if found}
@@ -27,7 +28,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def _bars(ax: Any, rows: list[dict[str, Any]]) -> None:
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    kernels = list(dict.fromkeys(row["kernel"] for row in rows if "us" in row))
+    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     width = 0.8 / len(kernels)
     for i, kernel in enumerate(kernels):
         bars = {row["case"]: row["GFLOP/s"] for row in rows if row["kernel"] == kernel}

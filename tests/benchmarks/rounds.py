@@ -23,23 +23,22 @@ def alternate(
 ) -> dict[str, np.ndarray]:
     """Seconds of each run in each round; each is run once before it is timed.
 
-    Runs in `peers` are of other runtimes, whose threads go where they like and spin for a while
-    after a run. Those in `once`, the slow ones, take part in the first round only and are NaN in
-    others.
+    Runs in `peers` are of other runtimes, whose threads spin for a while after a run. Those in
+    `once`, the slow ones, take part in the first round only and are NaN in others.
     """
     for name in runs.keys() - set(once):
-        runs[name]()  # threads of every runtime start here, where no core is excluded
+        runs[name]()  # the threads of every runtime start here
     seconds = {name: np.full(rounds, np.nan) for name in runs}
-    for round_ in range(rounds):
-        for name, run in runs.items():
-            if name in once and round_:
-                continue
-            with contextlib.nullcontext() if name in peers else caller_on_first_core():
+    with pinned_threads():
+        for round_ in range(rounds):
+            for name, run in runs.items():
+                if name in once and round_:
+                    continue
                 if name not in once:
                     run()
                 seconds[name][round_] = timed(run)
-            if name in peers:
-                time.sleep(PAUSE)
+                if name in peers:
+                    time.sleep(PAUSE)
     return seconds
 
 
@@ -50,17 +49,29 @@ def timed(run: Callable[[], object]) -> float:
 
 
 @contextlib.contextmanager
-def caller_on_first_core() -> Iterator[None]:
-    """TVM pins its workers to the other cores, but not the thread that calls and works with them.
+def pinned_threads() -> Iterator[None]:
+    """This thread, which calls and works, on the first core; all others on the other cores.
 
-    Threads that start inside inherit the single core.
+    Otherwise both may share a core: TVM pins its workers but not the caller, and where others keep
+    the second core busy, workers of peers are not moved there. Threads that start inside inherit
+    the core of the thread that starts them.
     """
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
+    threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    before = {thread: os.sched_getaffinity(thread) for thread in threads}
+    first, *rest = sorted(os.sched_getaffinity(0))
+    for thread in threads:
+        _pin(thread, rest or {first})
+    os.sched_setaffinity(0, {first})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
+        for thread, cores in before.items():
+            _pin(thread, cores)
+
+
+def _pin(thread: int, cores: Collection[int]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it may have ended
+        os.sched_setaffinity(thread, cores)
 
 
 class OtherLoad:
