@@ -1,0 +1,75 @@
+"""Build, run and compute products of INT8 activations for the tests of this folder."""
+
+import numpy as np
+import tvm
+from kernel_runs import target
+
+from tir_schedules.packing import deinterleave, unpack_nibbles
+
+
+def quantized(x, layout):
+    """Codes (m, k) and scales (m, groups) by the definition; a group of zeros has 2**-100 / 127."""
+    padded = np.zeros((len(x), layout.padded_k), "float32")
+    padded[:, : layout.k] = x
+    grouped = padded.reshape(len(x), layout.groups, layout.group_size)
+    scale = np.maximum(np.abs(grouped).max(-1), np.float32(2.0**-100)) / np.float32(127)
+    codes = np.rint(grouped / scale[..., None]).astype("int64").reshape(padded.shape)
+    return codes[:, : layout.k], scale
+
+
+def as_words(codes, layout):
+    """Codes (m, k) to the words (m, padded k / 4) that kernels read."""
+    padded = np.zeros((len(codes), layout.padded_k), "uint8")
+    padded[:, : layout.k] = codes.astype("int8").view("uint8")
+    ordered = padded.reshape(len(codes), layout.padded_k // 8, 4, 2).swapaxes(2, 3)
+    words = np.ascontiguousarray(ordered).view("int32")
+    return words.reshape(len(codes), layout.padded_k // 4)
+
+
+def group_sums(codes, layout):
+    padded = np.zeros((len(codes), layout.padded_k), "int64")
+    padded[:, : layout.k] = codes
+    return padded.reshape(len(codes), layout.groups, layout.group_size).sum(-1)
+
+
+def random_weight(rng, layout):
+    codes, scale, *zero = layout.shapes
+    return [
+        rng.integers(0, 1 << 32, codes, dtype=np.uint32),
+        rng.normal(size=scale).astype(layout.spec.scale_dtype),
+        *(rng.integers(0, 1 << 32, shape, dtype=np.uint32) for shape in zero),
+    ]
+
+
+def product(codes, scale, parts, layout):
+    """Exact integer sums of each group, then float64."""
+    weight = unpack_nibbles(deinterleave(parts[0], layout.n)).astype("int64")
+    zero = np.full((layout.n, layout.groups), 8)
+    if len(parts) == 3:
+        zero = unpack_nibbles(deinterleave(parts[2], layout.n))[:, : layout.groups].astype("int64")
+    shifted = weight.reshape(layout.n, layout.groups, layout.group_size) - zero[:, :, None]
+    x = np.zeros((len(codes), layout.padded_k), "int64")
+    x[:, : layout.k] = codes
+    sums = np.einsum("ngk,mgk->mng", shifted, x.reshape(len(x), *shifted.shape[1:]))
+    scales = deinterleave(parts[1], layout.n).astype("float64")
+    terms = sums * scales * scale.astype("float64")[:, None, :]
+    return terms.sum(-1), np.abs(terms).sum(-1)
+
+
+def build(func, rule, name):
+    scheduled = rule.apply(func, target(name), False) if rule else None
+    with target(name):
+        mod = scheduled.mod if rule else tvm.IRModule({"main": func})
+        return tvm.compile(mod, target=target(name))["main"]
+
+
+def run(kernel, *inputs, outputs):
+    made = [tvm.runtime.tensor(np.full(shape, 77, dtype)) for shape, dtype in outputs]
+    kernel(*(tvm.runtime.tensor(array) for array in inputs), *made)
+    return [tensor.numpy() for tensor in made]
+
+
+def run_product(kernel, codes, scale, parts, layout, dtype="float32"):
+    x = as_words(codes, layout), scale, group_sums(codes, layout).astype("int32")
+    (y,) = run(kernel, *x, *parts, outputs=[((len(codes), layout.n), dtype)])
+    return y
