@@ -115,7 +115,8 @@ class Config:
         difference beyond rounding is an error. Takes seconds per block of attention; rows are in
         `Report.rewrite_checks`.
     database : path or None
-        A tuning database of the user's own; none is read yet.
+        A tuning database of the user's own, a folder as `tune` returns it, looked up before the
+        one that ships.
     dump_dir : path or None
         A folder that receives the IR after every pass of TVM's and ours, numbered, in the folders
         ``1_graph`` and ``2_kernels``.
@@ -154,11 +155,11 @@ class Config:
             _require(f"Config.{name}", getattr(self, name), (True, False))
         object.__setattr__(self, "attention", _attention(self.attention))
         _require("Config.gradient_gate", self.gradient_gate, ("off", "report", "fail"))
-        _require("Config.database", self.database, (None,))
-        if self.dump_dir is not None:
-            if not isinstance(self.dump_dir, str | Path):
-                raise TypeError(f"Config.dump_dir={self.dump_dir!r}: expected a path or None")
-            object.__setattr__(self, "dump_dir", Path(self.dump_dir))
+        for name in ("database", "dump_dir"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | Path):
+                raise TypeError(f"Config.{name}={value!r}: expected a path or None")
+            object.__setattr__(self, name, None if value is None else Path(value))
         if self.quant is None and (self.quantize_embedding or self.quantize_head):
             raise ValueError(
                 "Config.quantize_embedding and Config.quantize_head need Config.quant, "

@@ -162,7 +162,9 @@ def _merge(prim_funcs: list[Kernel], kernels: list[Kernel]) -> list[Kernel]:
     for kernel in kernels:
         entry = known.get(prim_func_of(kernel.name))
         if entry is not None:
-            kernel = replace(kernel, family=entry.family, ranked=entry.ranked)
+            kernel = replace(
+                kernel, family=entry.family, ranked=entry.ranked, tuned_rows=entry.tuned_rows
+            )
         merged.append(kernel)
     split = {prim_func_of(kernel.name) for kernel in kernels}
     return [*merged, *(entry for entry in prim_funcs if entry.name not in split)]

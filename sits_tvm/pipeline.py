@@ -135,6 +135,16 @@ def run_on_host(mod: IRModule) -> Run:
 def kernel_passes(config: Config, target: Target, report: Report) -> list[Pass]:
     """Phase 2: from Relax ops to scheduled PrimFuncs."""
     on_cpu = target.kind.name == "llvm"
+    return [
+        *fusion_passes(config, target, report),
+        tir_schedules.ApplyRecords(tir_schedules.RULES, config.database),
+        tir_schedules.ApplySchedules(*tir_schedules.RULES),
+        *(_cpu_kernel_passes() if on_cpu else []),
+    ]
+
+
+def fusion_passes(config: Config, target: Target, report: Report) -> list[Pass]:
+    """The part of phase 2 that makes PrimFuncs, each a kernel without a schedule."""
     fuses = config.attention != "off"
     return [
         passes.BoundTakeIndices(),
@@ -156,8 +166,6 @@ def kernel_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         relax.transform.DeadCodeElimination(),
         passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
-        tir_schedules.ApplySchedules(*tir_schedules.RULES),
-        *(_cpu_kernel_passes() if on_cpu else []),
     ]
 
 
@@ -199,9 +207,16 @@ def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Rep
     return mod
 
 
+def run_fusion_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
+    """Phase 2 short of schedules; raises SitsError with every error that the passes emit."""
+    return _run("2_kernels", fusion_passes(config, target, report), mod, target, config, report)
+
+
 def _kernel(name: str, func: tvm.tirx.PrimFunc) -> Kernel:
     rule = str(func.attrs.get("sits.rule", "none"))
-    return Kernel(name, rule, "fallback" if rule == "none" else "default")
+    tuned = tir_schedules.tuned_rows(func)
+    ranked = "tuned" if tuned else "fallback" if rule == "none" else "default"
+    return Kernel(name, rule, ranked, tuned_rows=tuned)
 
 
 def _run(

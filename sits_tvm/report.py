@@ -132,9 +132,10 @@ class PassRun:
 class Kernel:
     """A compiled kernel. The fields after `ranked` are read back from device code (CUDA only).
 
-    `ranked` tells where its schedule comes from: "default" (our rule or dlight's) or "fallback"
-    (no rule of its own). Shared memory is in bytes, registers and spills (bytes) per thread.
-    `sass` and `loop_sass` (main loop only) count instructions by full opcode and by class.
+    `ranked` tells where its schedule comes from: "tuned" (a record of a tuning database, for the
+    numbers of rows in `tuned_rows`; for others the default), "default" (our rule or dlight's) or
+    "fallback" (no rule of its own). Shared memory is in bytes, registers and spills (bytes) per
+    thread. `sass` and `loop_sass` (main loop only) count instructions by full opcode and by class.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Kernel:
     dynamic_smem: int | str | None = None
     sass: dict[str, int] = field(default_factory=dict)
     loop_sass: dict[str, int] = field(default_factory=dict)
+    tuned_rows: tuple[str, ...] = ()
 
 
 @dataclass(repr=False)

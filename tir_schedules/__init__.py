@@ -7,6 +7,7 @@ import sits_tvm  # noqa: F401, first: it imports the modules of this package one
 
 from .alignment import AcceptUnalignedTensors
 from .apply import ApplySchedules
+from .apply_records import ApplyRecords
 from .compute_bfloat16 import ComputeBfloat16
 from .contraction import LANES
 from .fake_quantize_gradient import FakeQuantizeGradient
@@ -14,6 +15,7 @@ from .fallback import CpuFallback
 from .group_sums import GroupSums
 from .matmul import Matmul
 from .quantize_activation import QuantizeActivation
+from .tuning_space import tuned_rows
 
 RULES = (
     Matmul(),
@@ -35,4 +37,12 @@ def packed_lanes(target: Target) -> int:
     return LANES if target.kind.name == "llvm" else 1
 
 
-__all__ = ["RULES", "AcceptUnalignedTensors", "ApplySchedules", "ComputeBfloat16", "packed_lanes"]
+__all__ = [
+    "RULES",
+    "AcceptUnalignedTensors",
+    "ApplyRecords",
+    "ApplySchedules",
+    "ComputeBfloat16",
+    "packed_lanes",
+    "tuned_rows",
+]

@@ -8,6 +8,8 @@ from tvm.ir.transform import PassContext, module_pass
 from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 
+from sits_tvm.diagnostics import SitsError, emit
+
 # TOpPattern kOpaque: FuseOps leaves calls of such a function alone.
 _OPAQUE = 8
 
@@ -45,7 +47,12 @@ class ApplySchedules:
 
     def _schedule(self, func: tirx.PrimFunc, target: Target) -> tuple[str, s_tir.Schedule | None]:
         for rule in self.rules:
-            schedule = rule.apply(func, target, False)
+            try:
+                schedule = rule.apply(func, target, False)
+            except SitsError as error:  # would lose its class on its way out of the pass
+                for diagnostic in error.diagnostics:
+                    emit(diagnostic)
+                break
             if schedule is not None:
                 return _name(rule), schedule
         return "none", None

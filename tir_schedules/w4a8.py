@@ -52,26 +52,15 @@ Row: TypeAlias = Sequence[tirx.Expr]
 
 @dataclass(frozen=True)
 class Int8Tile:
-    """A register tile of `rows` x (16 * `vectors`); `words` of a group are unrolled."""
+    """A register tile of `rows` x (16 * `vectors`); `words` of a group are unrolled.
+
+    A `panel` of so many vectors is decoded at once; 0 decodes in registers.
+    """
 
     rows: int
     vectors: int
     words: int = 4
-
-
-@dataclass(frozen=True)
-class Int8Kernel:
-    """What to do for one row, for at most `few_rows`, and for more.
-
-    For one row each of `tasks` reads as many streams as `one` has vectors. `panel` counts vectors.
-    """
-
-    one: Int8Tile
-    few: Int8Tile
-    few_rows: int
-    many: Int8Tile
-    panel: int
-    tasks: int
+    panel: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,17 +85,29 @@ class _Product:
         return self.weight.scale.shape[1]
 
 
-def w4a8(product: Contraction, dot: Int8Dot, kernel: Int8Kernel) -> None:
-    """Emit the product; where the rows are symbolic, the number decides when it runs."""
+def w4a8(product: Contraction, dot: Int8Dot, tile: Int8Tile, one: bool, cores: int) -> None:
+    """Emit the product: for `one` row, or for any number of them.
+
+    For one row each task reads as many streams as the tile has vectors.
+    """
     assert isinstance(product.lhs, Int8Rows)
     assert isinstance(product.rhs, Int4Weight)
     parts = _Product(product, product.lhs, product.rhs, dot)
-    rows = product.rows.extent
-    branches = [
-        (rows == 1, lambda: _one_row(parts, kernel.one, kernel.tasks)),
-        (rows <= kernel.few_rows, lambda: _few_rows(parts, kernel.few)),
-    ]
-    first_that_holds(branches, lambda: _many_rows(parts, kernel))
+    if one:
+        _one_row(parts, tile, _even_tasks(int(parts.tiles), tile.vectors, cores))
+    elif tile.panel:
+        _many_rows(parts, tile)
+    else:
+        _few_rows(parts, tile)
+
+
+def _even_tasks(tiles: int, streams: int, cores: int) -> int:
+    """A few tasks for each core, such that all have about the same number of tiles."""
+
+    def places(tasks: int) -> int:
+        return -(-tiles // (tasks * streams)) * tasks * streams
+
+    return min((4 * cores, 2 * cores, cores), key=places)
 
 
 def _one_row(parts: _Product, tile: Int8Tile, tasks: int) -> None:
@@ -139,12 +140,11 @@ def _few_rows(parts: _Product, tile: Int8Tile) -> None:
         )
 
 
-def _many_rows(parts: _Product, kernel: Int8Kernel) -> None:
-    tile = kernel.many
-    with parallel(ceildiv(parts.tiles, kernel.panel)) as task:
-        first = T.Bind(task * kernel.panel)
-        width = T.Bind(tirx.min(int64(kernel.panel), parts.tiles - first))
-        panel = _decode_panel(parts, first, width, kernel.panel)
+def _many_rows(parts: _Product, tile: Int8Tile) -> None:
+    with parallel(ceildiv(parts.tiles, tile.panel)) as task:
+        first = T.Bind(task * tile.panel)
+        width = T.Bind(tirx.min(int64(tile.panel), parts.tiles - first))
+        panel = _decode_panel(parts, first, width, tile.panel)
 
         def columns(row: tirx.Expr, height: int) -> None:
             with serial(ceildiv(width, tile.vectors)) as j:

@@ -1,0 +1,184 @@
+"""The tuning database: kernels find their records, and nothing in a file makes a wrong kernel."""
+
+from dataclasses import replace
+
+import pytest
+import tvm
+from kernel_runs import assert_close, target
+
+from sits_tvm import parse_target
+from sits_tvm.config import QuantSpec
+from sits_tvm.diagnostics import collect
+from sits_tvm.target import host_mismatch
+from tir_schedules import RULES, ApplyRecords, apply_records, tuned_rows
+from tir_schedules.matmul import Matmul
+from tir_schedules.packing import PackedLayout, unpack
+from tir_schedules.tuning_records import SHIPPED, Record, arch_of, read_records, write_records
+from tir_schedules.tuning_space import Workload, chosen
+
+WORKLOAD = Workload("int4_matmul", 100, 70, 32, True, "float16", "float32")
+ONE = Record(
+    WORKLOAD, "1", {"int4": 2}, "measured", "a CPU", 2, "2026-11-30", "0.27.0", 6, 1e-5, 2e-5
+)
+MORE = replace(ONE, rows="2+", parameters={"rows": 4, "vectors": 2, "panel": 6})
+
+
+@pytest.fixture(autouse=True)
+def no_shipped_records(monkeypatch, tmp_path):
+    monkeypatch.setattr(apply_records, "SHIPPED", tmp_path / "shipped")
+    return tmp_path / "shipped"
+
+
+def found(rows, database=None, workload=WORKLOAD, name="haswell"):
+    """(parameters by bucket, diagnostics) of the kernel of a workload after the look-up."""
+    func = Matmul().prim_func(workload, rows)
+    with target(name), collect() as diagnostics:
+        func = ApplyRecords(RULES, database)(tvm.IRModule({"main": func}))["main"]
+    return chosen(func, Matmul().spaces(func, target(name))), tuned_rows(func), diagnostics
+
+
+def write(database, *records, arch="haswell"):
+    write_records(database, arch, records)
+    return database
+
+
+def test_records_read_back(tmp_path):
+    write(tmp_path, ONE, MORE)
+    assert read_records(tmp_path, "haswell") == {(WORKLOAD, "1"): ONE, (WORKLOAD, "2+"): MORE}
+    assert read_records(tmp_path, "znver4") == {}
+    assert [path.name for path in (tmp_path / "haswell").iterdir()] == ["int4_matmul.jsonl"]
+
+
+def test_each_range_of_rows_is_looked_up_on_its_own(tmp_path):
+    parameters, tuned, _ = found(None, write(tmp_path, ONE))
+    assert tuned == ("1",)
+    assert parameters["1"].int4 == 2
+    assert parameters["2+"] == found(None)[0]["2+"]
+    assert found(7, write(tmp_path, ONE))[1] == ()
+    parameters, tuned, _ = found(7, write(tmp_path, ONE, MORE))
+    assert tuned == ("2+",)
+    assert (parameters["2+"].rows, parameters["2+"].vectors, parameters["2+"].panel) == (4, 2, 6)
+
+
+def test_a_users_own_database_comes_first(tmp_path, no_shipped_records):
+    write(no_shipped_records, ONE, replace(MORE, parameters={"rows": 2}))
+    write(tmp_path / "own", replace(ONE, parameters={"int4": 3}))
+    parameters, tuned, diagnostics = found(None, tmp_path / "own")
+    assert set(tuned) == {"1", "2+"}
+    assert (parameters["1"].int4, parameters["2+"].rows) == (3, 2)
+    assert diagnostics == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n": 101}, {"k": 71}, {"group_size": 64}, {"symmetric": False}, {"scale_dtype": "float32"},
+     {"dtype": "float16"}],
+)  # fmt: skip
+def test_another_workload_is_not_tuned(tmp_path, change):
+    assert found(1, write(tmp_path, ONE), replace(WORKLOAD, **change))[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("{", "line 2"),
+        ("[]", "format"),
+        (ONE.to_json("haswell").replace('"format": 1', '"format": 0'), "format 0"),
+        (ONE.to_json("znver4"), "'znver4' in the folder of 'haswell'"),
+        (ONE.to_json("haswell").replace('"n": 100', '"n": "100"'), "n is '100'"),
+        (ONE.to_json("haswell").replace('"n": 100, ', ""), "n is None"),
+        (ONE.to_json("haswell").replace('"ranked"', '"rank"'), "rank"),
+        (ONE.to_json("haswell").replace('{"int4": 2}', "7"), "parameters is 7"),
+        (ONE.to_json("haswell")[:-20], "line 2"),
+        ("\x00", "line 2"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_an_error(tmp_path, line, word):
+    write(tmp_path, MORE)
+    with (tmp_path / "haswell" / "int4_matmul.jsonl").open("a") as file:
+        file.write(line + "\n")
+    _, tuned, diagnostics = found(1, tmp_path)
+    assert tuned == ()
+    (error,) = diagnostics
+    assert (error.severity, error.code) == ("error", "database-unreadable")
+    assert "int4_matmul.jsonl, line 2" in error.message
+    assert word in error.message
+
+
+def test_a_database_of_another_architecture_is_a_warning(tmp_path):
+    _, tuned, (warning,) = found(1, write(tmp_path, ONE, arch="znver4"))
+    assert tuned == ()
+    assert (warning.severity, warning.code) == ("warning", "database-other-arch")
+    assert "records of znver4" in warning.message
+
+
+def test_a_database_that_is_not_there_is_an_error(tmp_path):
+    _, _, (error,) = found(1, tmp_path / "nowhere")
+    assert (error.severity, error.code) == ("error", "database-missing")
+
+
+def test_a_record_outside_the_space_is_not_used(tmp_path):
+    parameters, tuned, (warning,) = found(1, write(tmp_path, replace(ONE, parameters={"int4": 5})))
+    assert tuned == ()
+    assert parameters == found(1)[0]
+    assert (warning.severity, warning.code) == ("warning", "database-outdated")
+    assert "int4=5" in warning.message
+    assert str(WORKLOAD) in warning.message
+
+
+SHIPPED_RECORDS = [
+    (folder.name, record)
+    for folder in sorted(SHIPPED.glob("*/"))
+    for record in read_records(SHIPPED, folder.name).values()
+]
+SMALLEST = sorted(SHIPPED_RECORDS, key=lambda pair: pair[1].workload.n * pair[1].workload.k)[:3]
+
+
+def of_shipped(arch, record, rows):
+    """(rule, function, target) of a record."""
+    (rule,) = [rule for rule in RULES if record.workload.family in getattr(rule, "families", ())]
+    kernel_target = parse_target(f"llvm -mcpu={arch} -num-cores=2")
+    with kernel_target, collect() as diagnostics:
+        mod = tvm.IRModule({"main": rule.prim_func(record.workload, rows)})
+        func = ApplyRecords(RULES)(mod)["main"]
+    assert diagnostics == []
+    return rule, func, kernel_target
+
+
+@pytest.mark.parametrize(("arch", "record"), SHIPPED_RECORDS, ids=str)
+def test_every_shipped_record_is_found(monkeypatch, arch, record):
+    monkeypatch.setattr(apply_records, "SHIPPED", SHIPPED)
+    rule, func, kernel_target = of_shipped(arch, record, None)
+    assert arch_of(kernel_target) == arch
+    assert record.rows in tuned_rows(func)
+    spaces = rule.spaces(func, kernel_target)
+    assert chosen(func, spaces)[record.rows] == spaces[record.rows].with_values(record.parameters)
+
+
+def assert_right(y, workload, activations, parts):
+    """Against float64, whatever the order of the bytes of a word of INT8 codes."""
+    spec = QuantSpec(group_size=workload.group_size, symmetric=workload.symmetric)
+    weight = unpack(parts, PackedLayout(workload.n, workload.k, spec, 16)).astype("float64")
+    x = activations[0]
+    if workload.dtype == "int8":
+        words, scale, _ = activations
+        in_order = words.view("int8").reshape(len(words), -1, 2, 4).swapaxes(2, 3)
+        groups = in_order.reshape(*scale.shape, -1) * scale[..., None].astype("float64")
+        x = groups.reshape(len(words), -1)[:, : workload.k]
+    assert_close(y, x.astype("float64") @ weight.T, x, weight.T)
+
+
+@pytest.mark.parametrize(("arch", "record"), SMALLEST, ids=str)
+def test_shipped_records_compute_right_results(monkeypatch, rng, arch, record):
+    monkeypatch.setattr(apply_records, "SHIPPED", SHIPPED)
+    rule, func, kernel_target = of_shipped(arch, record, None)
+    kernel = tvm.compile(rule.apply(func, kernel_target, False).mod, kernel_target)["main"]
+    if host_mismatch(kernel_target):
+        return  # compiled, which is what this machine can do
+    for m in (1, 19, 40):
+        activations, weight = rule.inputs(record.workload, m, rng)
+        y = tvm.runtime.empty(
+            (m, record.workload.n), record.workload.dtype.replace("int8", "float32")
+        )
+        kernel(*map(tvm.runtime.tensor, (*activations, *weight)), y)
+        assert_right(y.numpy(), record.workload, activations, weight)

@@ -1,0 +1,70 @@
+"""What a tuning record of a matrix product with an INT4 weight is of, and back to a PrimFunc."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+
+from sits_tvm.config import QuantSpec
+
+from .contraction import LANES, Contraction, Int4Weight, Int8Rows, loads
+from .int4_matmul import int4_matmul
+from .int8_matmul import LARGEST_CODE, int8_matmul
+from .packed_layout import PackedLayout
+from .tuning_space import Inputs, Workload
+
+_FLOAT, _INT8 = FAMILIES = ("int4_matmul", "int8_matmul")
+
+
+def workload_of(product: Contraction) -> Workload | None:
+    """None if the weight is not INT4. For INT8 activations, k is padded to whole groups."""
+    weight = product.rhs
+    if not isinstance(weight, Int4Weight):
+        return None
+    if isinstance(product.lhs, Int8Rows):
+        family, k, dtype = _INT8, product.padded_k.value, "int8"
+    else:
+        family, k = _FLOAT, product.reduction.dom.extent.value
+        dtype = str(loads(product.lhs)[0].ty)
+    return Workload(
+        family=family,
+        n=product.column.dom.extent.value,
+        k=k,
+        group_size=weight.group_size if weight.group_size < k else -1,
+        symmetric=weight.zero_point is None,
+        scale_dtype=str(weight.scale.dtype),
+        dtype=dtype,
+    )
+
+
+def prim_func(workload: Workload, rows: int | None) -> tirx.PrimFunc:
+    layout = _layout(workload)
+    if workload.family == _INT8:
+        return int8_matmul(rows, layout, "float32")
+    return int4_matmul(rows, layout.n, layout.k, layout.spec, workload.dtype, LANES)
+
+
+def inputs(workload: Workload, rows: int, rng: np.random.Generator) -> Inputs:
+    """Arguments of `prim_func`, from a normal distribution; codes are uniform."""
+    layout = _layout(workload)
+    weight = [
+        rng.integers(0, 1 << 32, shape, dtype="uint32")
+        if dtype == "uint32"
+        else rng.standard_normal(shape).astype(dtype)
+        for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
+    ]
+    if workload.family == _FLOAT:
+        return [rng.standard_normal((rows, layout.k)).astype(workload.dtype)], weight
+    codes = rng.integers(-LARGEST_CODE, LARGEST_CODE + 1, (rows, layout.padded_k), dtype="int8")
+    sums = codes.reshape(rows, layout.groups, layout.group_size).sum(-1, dtype="int32")
+    scale = rng.random(sums.shape, "float32")
+    return [codes.view("int32"), scale, sums], weight
+
+
+def _layout(workload: Workload) -> PackedLayout:
+    spec = QuantSpec(
+        group_size=workload.group_size,
+        symmetric=workload.symmetric,
+        scale_dtype=workload.scale_dtype,
+    )
+    return PackedLayout(workload.n, workload.k, spec, LANES)
