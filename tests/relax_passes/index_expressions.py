@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
+
+from relax_passes._tensors import Lookup, resolve, shape_of
+from relax_passes.index_analysis.index_domain import Domain
+from relax_passes.index_analysis.index_values import IndexValues
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: np.add,
@@ -39,3 +44,26 @@ def function_of(
         bb.emit_func_output(result)
     bindings = relax.analysis.get_var2val(bb.get()["main"])
     return result, lambda var: bindings.get(var)
+
+
+@dataclass(frozen=True)
+class View:
+    """Element [axes] of a tensor is source[indices]."""
+
+    source: relax.Expr
+    axes: tuple[tirx.Var, ...]
+    indices: tuple[Any, ...]
+
+
+def view_of(expr: relax.Expr, lookup: Lookup) -> View:
+    """Views followed back to a tensor that is none."""
+    domain, shape = Domain(), shape_of(expr)
+    domain.note_shape(shape)
+    axes = tuple(domain.axis(f"i{k}", dim) for k, dim in enumerate(shape))
+    views = IndexValues(lookup, domain).views
+    source, at = expr, [domain.simplify(axis) for axis in axes]
+    while (step := views.step(resolve(source, lookup), at)) is not None:
+        source, at = step
+    while isinstance(source, relax.Var) and isinstance(below := lookup(source), relax.Var):
+        source = below
+    return View(source, axes, tuple(domain.simplify(index) for index in at))

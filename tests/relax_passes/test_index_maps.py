@@ -1,4 +1,4 @@
-"""`view_of`: the element that a chain of views reads."""
+"""The element that a chain of views reads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from relax_passes.index_analysis.index_maps import View, view_of
-from tests.relax_passes.index_expressions import function_of
+from tests.relax_passes.index_expressions import View, function_of, view_of
 
 b, s = tirx.Var("b", "int64"), tirx.Var("s", "int64")
 Step = Callable[[relax.Expr], relax.Expr]

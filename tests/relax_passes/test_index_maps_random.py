@@ -1,4 +1,4 @@
-"""`view_of` on random chains of views, against NumPy's views of 0, 1, 2, …"""
+"""Random chains of views, against NumPy's views of 0, 1, 2, …"""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from relax_passes.index_analysis.index_maps import View, view_of
-from tests.relax_passes.index_expressions import evaluate, function_of
+from tests.relax_passes.index_expressions import View, evaluate, function_of, view_of
 
 b, s = tirx.Var("b", "int64"), tirx.Var("s", "int64")
 
