@@ -46,7 +46,7 @@ from tests.benchmarks.int4_plot import plot
 from tests.benchmarks.llama_cpp_peer import llama_cpp_kernel
 from tests.benchmarks.rounds import OtherLoad, alternate
 from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import BYTES_PER_WORD, int8_matmul, quantize_activation
+from tir_schedules.int8_matmul import int8_matmul, quantize_activation
 from tir_schedules.matmul import Matmul
 from tir_schedules.packed_layout import PackedLayout
 from tir_schedules.quantize_activation import QuantizeActivation
@@ -70,11 +70,9 @@ def w4a8(case: Case) -> Kernel:
     func = quantize_activation(None, case.k, layout.group_size, "float32")
     quantize = compiled(func, QuantizeActivation())
     product = compiled(int8_matmul(None, layout, "float32"), Matmul())
-    shapes = (case.k // BYTES_PER_WORD,), (), (layout.groups,)
-    dtypes = "int32", "float32", "int32"
+    _, *outputs = func.params
     x_parts = [
-        tvm.runtime.empty((case.m, *shape), dtype)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
+        tvm.runtime.empty((case.m, *map(int, part.shape[1:])), str(part.dtype)) for part in outputs
     ]
 
     def run(x: tvm.runtime.Tensor, *others: tvm.runtime.Tensor) -> None:
