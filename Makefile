@@ -31,6 +31,7 @@ bench: $(INSTALLED)
 	mkdir -p build
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_int4.py --json build/int4.json --plot build/int4.png
+	$(BIN)/python tests/benchmarks/bench_int4_variants.py --json build/int4_variants.json
 	$(BIN)/python tests/benchmarks/bench_int4_model.py --json build/int4_model.json
 	$(BIN)/python tests/benchmarks/bench_attention.py
 	$(BIN)/python tests/benchmarks/bench_attention_models.py

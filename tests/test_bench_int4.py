@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sits_tvm.config import QuantSpec
-from tests.benchmarks import bench_int4
+from tests.benchmarks import bench_int4, bench_int4_variants
 from tests.benchmarks.int4_peers import Case, NotMeasured
 from tests.benchmarks.int4_plot import plot
 
@@ -56,6 +56,16 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
     monkeypatch.setattr(bench_int4, "alternate", lambda *_, **__: pytest.fail("timed"))
     with pytest.raises(SystemExit, match="M=8 K=64 N=64 g32, W4A16: relative error"):
         bench_int4.measure(CASE, {"W4A16": wrong}, 1)
+
+
+def test_every_form_has_its_cost(monkeypatch):
+    for name, value in {"WIDTH": 64, "TAIL": 45}.items():
+        monkeypatch.setattr(bench_int4_variants, name, value)
+    monkeypatch.setattr(bench_int4, "ROTATED", 1)
+    rows = bench_int4_variants.measure("W4A16", 1, 2)
+    assert [row["form"] for row in rows] == ["base", "symbolic rows", "asymmetric", "K=N=45"]
+    assert rows[0]["cost"] == 1
+    assert all(row["us"] > 0 and row["cost"] > 0 for row in rows)
 
 
 def test_says_why_a_peer_is_left_out(monkeypatch):

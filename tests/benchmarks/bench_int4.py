@@ -56,20 +56,21 @@ TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")
 ROTATED = 112 << 20  # bytes of INT4 codes: several times the last-level cache
 FEW_ROWS = 32  # up to these the weights rotate: reading them takes most of the time
 
-Build = Callable[[Case], Kernel]
+Build = Callable[..., Kernel]
 
 
-def w4a16(case: Case) -> Kernel:
-    func = int4_matmul(None, case.n, case.k, case.spec, "float32", LANES)
+def w4a16(case: Case, rows: int | None = None) -> Kernel:
+    """`rows` None: one kernel for any number of them."""
+    func = int4_matmul(rows, case.n, case.k, case.spec, "float32", LANES)
     return tvm_kernel(case, compiled(func, Matmul()), "float32", "fma")
 
 
-def w4a8(case: Case) -> Kernel:
+def w4a8(case: Case, rows: int | None = None) -> Kernel:
     """Activations are quantized anew for every layer."""
     layout = PackedLayout(case.n, case.k, case.spec, LANES)
-    func = quantize_activation(None, case.k, layout.group_size, "float32")
+    func = quantize_activation(rows, case.k, layout.group_size, "float32")
     quantize = compiled(func, QuantizeActivation())
-    product = compiled(int8_matmul(None, layout, "float32"), Matmul())
+    product = compiled(int8_matmul(rows, layout, "float32"), Matmul())
     _, *outputs = func.params
     x_parts = [
         tvm.runtime.empty((case.m, *map(int, part.shape[1:])), str(part.dtype)) for part in outputs

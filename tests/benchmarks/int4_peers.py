@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sits_tvm.config import QuantSpec
 from tir_schedules.int4_matmul import int4_matmul
+from tir_schedules.packed_layout import PackedLayout
 from tir_schedules.packing import interleave, pack_nibbles
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 3e-2}
@@ -62,14 +63,27 @@ class Case:
 
     @cached_property
     def scale(self) -> np.ndarray:
-        shape = self.n, self.k // self.spec.group_size
-        return np.random.default_rng(3).uniform(0.005, 0.01, shape).astype(self.spec.scale_dtype)
+        rng = np.random.default_rng(3)
+        return rng.uniform(0.005, 0.01, self._groups).astype(self.spec.scale_dtype)
+
+    @cached_property
+    def zero_point(self) -> np.ndarray:
+        if self.spec.symmetric:
+            return np.full(self._groups, 8, "uint8")
+        return np.random.default_rng(4).integers(0, 16, self._groups, "uint8")
+
+    @property
+    def _groups(self) -> tuple[int, int]:
+        return self.n, -(-self.k // self.spec.group_size)
 
     @cached_property
     def weight(self) -> np.ndarray:
         """w in float32, exactly."""
-        scale = self.scale.astype("float32").repeat(self.spec.group_size, 1)
-        return (self.codes.astype("float32") - 8) * scale
+        zero, scale = (
+            part.astype("float32").repeat(self.spec.group_size, 1)[:, : self.k]
+            for part in (self.zero_point, self.scale)
+        )
+        return (self.codes.astype("float32") - zero) * scale
 
     def error(self, y: np.ndarray) -> float:
         """Relative L2 error of some rows of `y`; NaN if any element is not finite."""
@@ -146,13 +160,19 @@ def tvm_default_kernel(case: Case) -> Kernel:
 
 
 def tvm_kernel(case: Case, func: Callable[..., None], rounds_to: str, peak: str = "") -> Kernel:
-    """``func(x, codes, scale, y)`` with the weight in the format of `packing`."""
-    x, y = tvm.runtime.tensor(case.x), empty(case.m, case.n)
-    parts = interleave(pack_nibbles(case.codes), LANES), interleave(case.scale, LANES)
+    """``func(x, *parts, y)`` with the parts of the weight in the format of `packing`."""
+    x, y, parts = tvm.runtime.tensor(case.x), empty(case.m, case.n), packed(case)
     layers = [tuple(map(tvm.runtime.tensor, parts)) for _ in range(case.layers)]
     nbytes = sum(part.nbytes for part in parts)
     run = lambda: [func(x, *layer, y) for layer in layers]  # noqa: E731
     return Kernel(run, y.numpy, rounds_to, nbytes, peak, [layer[0] for layer in layers])
+
+
+def packed(case: Case) -> list[np.ndarray]:
+    layout = PackedLayout(case.n, case.k, case.spec, LANES)
+    codes = np.pad(case.codes, ((0, 0), (0, layout.padded_k - case.k)))
+    rows = [pack_nibbles(codes), case.scale, pack_nibbles(case.zero_point)][: len(layout.shapes)]
+    return [interleave(np.pad(part, ((0, -case.n % LANES), (0, 0))), LANES) for part in rows]
 
 
 def empty(*shape: int) -> tvm.runtime.Tensor:
