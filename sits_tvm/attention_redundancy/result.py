@@ -86,8 +86,8 @@ class AttentionRedundancy:
             alike = sum(abs(m.map_similarity.cosine) > SIMILAR for m in measured)
             same = sum(abs(m.contribution_similarity.cosine) > SIMILAR for m in measured)
             yield (
-                f"  {alike} of {len(measured)} have heads of maps with cosine > {SIMILAR}, "
-                f"{same} of contributions"
+                f"  {alike} of {len(measured)} attentions have heads of maps with "
+                f"cosine > {SIMILAR}, {same} of contributions"
             )
         total = {k: sum(row.kv_bytes[k] for row in self.rows) for k in _formats(self.rows)}
         for name, size in list(total.items())[1:]:

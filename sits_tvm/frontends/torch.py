@@ -41,7 +41,8 @@ def from_torch(
         the graph reads, as variables with the names of ``state_dict()`` (dots and all; TVMScript
         prints them as underscores). One output is returned bare, several as a flat tuple.
         Bounds of symbolic dimensions are the attributes ``tir_var_lower_bound`` and
-        ``tir_var_upper_bound``.
+        ``tir_var_upper_bound``. Shapes and memory are planned for them and nothing checks them at
+        run time: a larger extent ends in TVM's "storage allocation failure" at best.
     params : dict of str to tvm.runtime.Tensor
         In the order of ``main``; memory is shared with torch where torch's layout allows it. Tied
         weights are one parameter under their first name. Buffers become constants, but a
