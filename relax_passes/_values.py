@@ -49,7 +49,10 @@ class Values:
             return None
         if name == "astype":
             return inner.astype(str(value.ty.dtype))
-        return np.broadcast_to(inner, shape) if name == "broadcast_to" else inner.reshape(shape)
+        is_number = inner.ndim == 0  # as `_filled` gives it
+        if name == "broadcast_to" or is_number:
+            return np.broadcast_to(inner, shape)
+        return inner.reshape(shape)
 
     def _filled(self, name: str, call: Any) -> np.ndarray | None:
         """ones, zeros and full, as one number."""

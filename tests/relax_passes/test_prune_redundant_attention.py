@@ -104,6 +104,7 @@ def test_nothing_is_taken_from_another_block():
 NEUTRAL = {
     "times 1": lambda x, one, zero: R.multiply(x, one),
     "1 times": lambda x, one, zero: R.multiply(one, x),
+    "times ones": lambda x, one, zero: R.multiply(x, R.reshape(R.ones((2, 2), x.ty.dtype), (4,))),
     "over 1": lambda x, one, zero: R.divide(x, one),
     "minus 0": lambda x, one, zero: R.subtract(x, zero),
     "cast to itself": lambda x, one, zero: R.astype(x, x.ty.dtype),
