@@ -9,7 +9,7 @@ import pytest
 
 from sits_tvm.config import QuantSpec
 from tests.benchmarks import bench_int4, bench_int4_variants
-from tests.benchmarks.int4_peers import Case, NotMeasured
+from tests.benchmarks.int4_case import Case, NotMeasured
 from tests.benchmarks.int4_plot import plot
 
 CASE = Case(8, 64, 64, QuantSpec(group_size=32), layers=2, threads=2)

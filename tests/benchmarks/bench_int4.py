@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -24,67 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
-from tvm import tirx
-from tvm.s_tir.dlight import ScheduleRule
 
-from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
 from sits_tvm.report_tables import render_table
 from tests.benchmarks import cpu_limits
-from tests.benchmarks.int4_peers import (
-    LANES,
-    TOLERANCE,
-    Case,
-    Kernel,
-    NotMeasured,
-    onnxruntime_kernel,
-    torch_kernel,
-    tvm_default_kernel,
-    tvm_kernel,
-)
+from tests.benchmarks.int4_case import TOLERANCE, Case, Kernel, NotMeasured
+from tests.benchmarks.int4_ours import TARGET, THREADS, tvm_default_kernel, w4a8, w4a16
+from tests.benchmarks.int4_peers import onnxruntime_kernel, torch_kernel
 from tests.benchmarks.int4_plot import plot
 from tests.benchmarks.llama_cpp_peer import llama_cpp_kernel
 from tests.benchmarks.rounds import OtherLoad, alternate
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import int8_matmul, quantize_activation
-from tir_schedules.matmul import Matmul
-from tir_schedules.packed_layout import PackedLayout
-from tir_schedules.quantize_activation import QuantizeActivation
 
-THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
-TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")
 ROTATED = 112 << 20  # bytes of INT4 codes: several times the last-level cache
 FEW_ROWS = 32  # up to these the weights rotate: reading them takes most of the time
 
 Build = Callable[..., Kernel]
-
-
-def w4a16(case: Case, rows: int | None = None) -> Kernel:
-    """`rows` None: one kernel for any number of them."""
-    func = int4_matmul(rows, case.n, case.k, case.spec, "float32", LANES)
-    return tvm_kernel(case, compiled(func, Matmul()), "float32", "fma")
-
-
-def w4a8(case: Case, rows: int | None = None) -> Kernel:
-    """Activations are quantized anew for every layer."""
-    layout = PackedLayout(case.n, case.k, case.spec, LANES)
-    func = quantize_activation(rows, case.k, layout.group_size, "float32")
-    quantize = compiled(func, QuantizeActivation())
-    product = compiled(int8_matmul(rows, layout, "float32"), Matmul())
-    _, *outputs = func.params
-    x_parts = [
-        tvm.runtime.empty((case.m, *map(int, part.shape[1:])), str(part.dtype)) for part in outputs
-    ]
-
-    def run(x: tvm.runtime.Tensor, *others: tvm.runtime.Tensor) -> None:
-        quantize(x, *x_parts)
-        product(*x_parts, *others)
-
-    return tvm_kernel(case, run, "int8", "vpdpbusd")
-
-
-def compiled(func: tirx.PrimFunc, rule: ScheduleRule) -> Callable[..., None]:
-    return tvm.compile(rule.apply(func, TARGET, False).mod, target=TARGET)["main"]
 
 
 OURS: dict[str, Build] = {"W4A16": w4a16, "W4A8": w4a8}

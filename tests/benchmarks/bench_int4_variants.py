@@ -17,7 +17,7 @@ from typing import Any
 
 from sits_tvm.config import QuantSpec
 from tests.benchmarks.bench_int4 import OURS, checked, machine, median, render, rotated
-from tests.benchmarks.int4_peers import Case, Kernel
+from tests.benchmarks.int4_case import Case, Kernel
 from tests.benchmarks.rounds import OtherLoad, alternate
 
 BASE = "base"

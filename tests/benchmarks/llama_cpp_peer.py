@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.int4_peers import Case, Kernel, NotMeasured
+from tests.benchmarks.int4_case import Case, Kernel, NotMeasured
 
 BLOCK = 32
 _F32, _Q4_0 = 0, 2  # enum ggml_type
