@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-PAUSE = 0.05
-"""Seconds after which the threads of another runtime sleep instead of waiting in a loop."""
+TVM_SPINS, PEERS_SPIN = 0.2, 0.05
+"""Seconds for which threads keep a core busy after a run, waiting for the next."""
 
 
 def alternate(
@@ -23,22 +23,24 @@ def alternate(
 ) -> dict[str, np.ndarray]:
     """Seconds of each run in each round; each is run once before it is timed.
 
-    Runs in `peers` are of other runtimes, whose threads spin for a while after a run. Those in
-    `once`, the slow ones, take part in the first round only and are NaN in others.
+    Those in `peers` are of other runtimes, each with threads of its own: before and after them is a
+    pause. Those in `once`, the slow ones, take part in the first round only and are NaN in others.
     """
     for name in runs.keys() - set(once):
         runs[name]()  # the threads of every runtime start here
     seconds = {name: np.full(rounds, np.nan) for name in runs}
+    before = ""
     with pinned_threads():
         for round_ in range(rounds):
             for name, run in runs.items():
                 if name in once and round_:
                     continue
+                if name in peers or before in peers:
+                    time.sleep(PEERS_SPIN if before in peers else TVM_SPINS)
                 if name not in once:
                     run()
                 seconds[name][round_] = timed(run)
-                if name in peers:
-                    time.sleep(PAUSE)
+                before = name
     return seconds
 
 
