@@ -6,8 +6,10 @@ accumulator (vllm 33972, openvino 34704), W4A8 that silently ran as W4A16 (vllm 
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from int8_runs import build, random_weight, run
-from kernel_runs import compile_kernel
+from kernel_runs import assert_close, compile_kernel
 
 from sits_tvm.config import QuantSpec
 from tir_schedules.int4_matmul import int4_matmul
@@ -86,3 +88,23 @@ def test_w4a8_runs_on_integers(rows):
     x[:, 0] = 1000
     np.testing.assert_allclose(w4a16(layout, rows)(x, parts), 1000 + 31 * 3, rtol=1e-6)
     np.testing.assert_allclose(w4a8(layout, rows)(x, parts), 1000, rtol=1e-6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    n=st.integers(1, 70),
+    k=st.integers(1, 300),
+    group_size=st.sampled_from([32, 64, 128, -1]),
+    symmetric=st.booleans(),
+    dtype=st.sampled_from(["float32", "float16"]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_w4a16_of_any_shape(rows, n, k, group_size, symmetric, dtype, seed):
+    layout = PackedLayout(n, k, QuantSpec(group_size=group_size, symmetric=symmetric), LANES)
+    rng = np.random.default_rng(seed)
+    parts = random_weight(rng, layout)
+    x = rng.standard_normal((rows, k)).astype(dtype)
+    weight = unpack(tuple(parts), layout).T
+    y = w4a16(layout, rows, dtype)(x, parts)
+    assert_close(y, x.astype("float64") @ weight.astype("float64"), x, weight)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -139,3 +140,13 @@ def test_short_last_group_ignores_padding():
     weight[0, 32:] = 0.5
     _, scale, _ = quantize(weight, QuantSpec(group_size=32))
     np.testing.assert_array_equal(scale, np.float16([[1 / 7, 0.5 / 7]]))
+
+
+def test_memory_stays_below_twice_the_weight():
+    """The parts and what it takes to make them, beside a layer of 14336 x 4096."""
+    weight = np.ones((14336, 4096), "float16")
+    tracemalloc.start()
+    parts = pack(weight, QuantSpec(group_size=32, symmetric=False), 16)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(part.nbytes for part in parts) < peak < weight.nbytes
