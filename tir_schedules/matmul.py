@@ -27,6 +27,7 @@ from .tuning_space import (
     reachable,
     search_space,
 )
+from .vector_math import vectorizable_math
 from .w4a8 import w4a8
 
 
@@ -49,9 +50,8 @@ class Matmul(TunableRule):
         if tunable:
             return search_space(func, spaces)
         parameters = chosen(func, spaces)
-        return s_tir.Schedule(
-            with_emitted_body(func, lambda: _emit(product, spaces, parameters, target))
-        )
+        scheduled = with_emitted_body(func, lambda: _emit(product, spaces, parameters, target))
+        return s_tir.Schedule(scheduled.with_body(vectorizable_math(scheduled.body)))
 
     def workload(self, func: tirx.PrimFunc, target: Target) -> Workload | None:
         product = recognise(func) if target.kind.name == "llvm" else None

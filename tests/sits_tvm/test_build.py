@@ -1,5 +1,7 @@
 """build, lower and check: numbers and reports."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -143,6 +145,21 @@ def test_epilogues_join_the_int4_kernel():
     mod = one_function(make, rows, MATRIX, bias, num_input=1)
     _, report = sits_tvm.lower(mod, CPU, config=QUANT)
     assert ("fused_int4_matmul_add_relu", "Matmul") in [(k.name, k.family) for k in report.kernels]
+
+
+def test_functions_of_an_epilogue_are_vector_arithmetic(rng):
+    """libm would be called for one element at a time: four times the time of the product."""
+
+    def make(bb, x, w):
+        return relax.op.nn.gelu_tanh(bb.emit(relax.op.matmul(x, w)))
+
+    weight = rng.standard_normal((64, 64)).astype("float32")
+    mod = one_function(make, MATRIX, MATRIX, num_input=1)
+    built = sits_tvm.build(mod, CPU, params={"a1": weight}, config=QUANT)
+    assert [kernel.name for kernel in built.report.kernels] == ["fused_int4_matmul_gelu_tanh"]
+    assembly = built.mod.imports[0].inspect_source("asm")
+    assert "ret" in assembly
+    assert not re.findall(r"call\w*\s+\S*(?:exp|tanh)", assembly)
 
 
 def test_rows_that_are_a_product_of_symbols(rng):
