@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,17 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         for title, (low, high) in REGIMES.items()
     }
     panels = {title: found for title, found in panels.items() if found}
+    names = list(dict.fromkeys(row["kernel"] for row in kernels))
     figure = Figure(figsize=(11, 4 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), squeeze=False)[:, 0]
     for ax, (title, found) in zip(axes, panels.items(), strict=True):
-        _bars(ax, found)
+        _bars(ax, found, names)
         ax.set(title=title, ylabel="GFLOP/s, bound in black")
     figure.savefig(path)
 
 
-def _bars(ax: Any, rows: list[dict[str, Any]]) -> None:
+def _bars(ax: Any, rows: list[dict[str, Any]], kernels: list[str]) -> None:
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     width = 0.8 / len(kernels)
     for i, kernel in enumerate(kernels):
         bars = {row["case"]: row["GFLOP/s"] for row in rows if row["kernel"] == kernel}
@@ -37,7 +38,7 @@ def _bars(ax: Any, rows: list[dict[str, Any]]) -> None:
         limits = {row["case"]: _limit(row) for row in rows if row["kernel"] == kernel}
         for x, limit in zip(at, limits.values(), strict=True):
             ax.hlines(limit, x - width / 2, x + width / 2, "black")
-    ax.set_xticks(np.arange(len(cases)), cases)
+    ax.set_xticks(np.arange(len(cases)), [textwrap.fill(case, 14) for case in cases])
     ax.legend(ncols=len(kernels), loc="lower center", bbox_to_anchor=(0.5, 1.08))
 
 
