@@ -8,16 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 from tvm import tirx
-from tvm.s_tir.dlight import ScheduleRule
 
 from sits_tvm import parse_target
 from tests.benchmarks.int4_case import Case, Kernel, NotMeasured
+from tir_schedules import RULES, ApplyRecords, ApplySchedules
 from tir_schedules.int4_matmul import int4_matmul
 from tir_schedules.int8_matmul import int8_matmul, quantize_activation
-from tir_schedules.matmul import Matmul
 from tir_schedules.packed_layout import PackedLayout
 from tir_schedules.packing import interleave, pack_nibbles
-from tir_schedules.quantize_activation import QuantizeActivation
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")
@@ -30,15 +28,15 @@ SLOW = 2e9
 def w4a16(case: Case, rows: int | None = None) -> Kernel:
     """`rows` None: one kernel for any number of them."""
     func = int4_matmul(rows, case.n, case.k, case.spec, "float32", LANES)
-    return tvm_kernel(case, compiled(func, Matmul()), "float32", "fma")
+    return tvm_kernel(case, compiled(func), "float32", "fma")
 
 
 def w4a8(case: Case, rows: int | None = None) -> Kernel:
     """Activations are quantized anew for every layer."""
     layout = PackedLayout(case.n, case.k, case.spec, LANES)
     func = quantize_activation(rows, case.k, layout.group_size, "float32")
-    quantize = compiled(func, QuantizeActivation())
-    product = compiled(int8_matmul(rows, layout, "float32"), Matmul())
+    quantize = compiled(func)
+    product = compiled(int8_matmul(rows, layout, "float32"))
     _, *outputs = func.params
     x_parts = [
         tvm.runtime.empty((case.m, *map(int, part.shape[1:])), str(part.dtype)) for part in outputs
@@ -51,8 +49,13 @@ def w4a8(case: Case, rows: int | None = None) -> Kernel:
     return tvm_kernel(case, run, "int8", "vpdpbusd")
 
 
-def compiled(func: tirx.PrimFunc, rule: ScheduleRule) -> Callable[..., None]:
-    return tvm.compile(rule.apply(func, TARGET, False).mod, target=TARGET)["main"]
+def compiled(func: tirx.PrimFunc) -> Callable[..., None]:
+    """As a build does it, with the tuning records that ship."""
+    passes = [ApplyRecords(RULES), ApplySchedules(*RULES)]
+    with TARGET:
+        mod = tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))
+    assert mod["main"].attrs["sits.rule"] in ("Matmul", "QuantizeActivation")
+    return tvm.compile(mod, target=TARGET)["main"]
 
 
 def tvm_default_kernel(case: Case) -> Kernel:
