@@ -14,6 +14,7 @@ from .target import parse_target
 from .training.convert import convert_qat
 from .training.differentiate import differentiate
 from .training.prepare import prepare_qat
+from .tuning.tune import tune
 
 __all__ = [
     "Config",
@@ -35,5 +36,6 @@ __all__ = [
     "lower",
     "parse_target",
     "prepare_qat",
+    "tune",
 ]
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""``python -m sits_tvm build|lower|check|info``: the functions of the same names."""
+"""``python -m sits_tvm build|lower|check|tune|info``: the functions of the same names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tvm.ir import IRModule, load_json, save_json
 
-from . import build, from_onnx, from_pretrained, from_torch, lower
+from . import build, from_onnx, from_pretrained, from_torch, lower, tune
 from .config import Config, QuantSpec
 from .diagnostics import Diagnostic, SitsError
 from .driver import preview
@@ -40,23 +41,35 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sits_tvm", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="build|lower|check|info")
+    commands = parser.add_subparsers(required=True, metavar="build|lower|check|tune|info")
     for name, run, text in (
         ("build", _build, "compile a model and save library, packed parameters and report"),
         ("lower", _lower, "stop before code generation; print or save the IR"),
         ("check", _check, "print the report that build would give, without code generation"),
+        ("tune", _tune, "measure parameters for the INT4 kernels of a model"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("model", type=Path, metavar="MODEL", help=MODEL_HELP)
         command.add_argument("--target", default="llvm -mcpu=native", help="default: %(default)s")
         command.add_argument("--int4", action="store_true", help="INT4 weights: Config(quant=…)")
         command.add_argument("--config", type=Path, metavar="FILE.yaml", help="fields of Config")
-        if name != "check":
+        if name == "tune":
+            _tuning(command)
+        elif name != "check":
             command.add_argument("-o", dest="output", type=Path, metavar="DIR")
         _common(command, run)
     info = commands.add_parser("info", help="what this machine can do, and what is missing")
     _common(info, _info)
     return parser
+
+
+def _tuning(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--work-dir", type=Path, required=True, metavar="DIR", help="goes on there"
+    )
+    command.add_argument("--runner", default="local", help="local, or rpc with TVM_TRACKER_…")
+    command.add_argument("--trials", type=int, default=64, help="per kernel; default: %(default)s")
+    command.add_argument("--time-budget", type=float, metavar="SECONDS")
 
 
 def _common(command: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
@@ -104,6 +117,18 @@ def _check(args: argparse.Namespace) -> int:
     report = preview(mod, args.target, params, config)
     print(report.to_json() if args.json else report)
     return int(any(diagnostic.severity == "error" for diagnostic in report.diagnostics))
+
+
+def _tune(args: argparse.Namespace) -> int:
+    config = _config(args)
+    mod, params = _model(args.model)
+    options = {
+        name: getattr(args, name) for name in ("runner", "trials", "time_budget", "work_dir")
+    }
+    progress = (lambda line: None) if args.quiet else partial(print, file=sys.stderr)
+    database = tune(mod, args.target, params=params, config=config, progress=progress, **options)
+    print(json.dumps({"database": str(database)}) if args.json else database)
+    return 0
 
 
 def _info(args: argparse.Namespace) -> int:

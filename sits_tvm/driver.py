@@ -17,7 +17,7 @@ from .diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
 from .executable import Executable
 from .module_checks import check_is_module, num_input_faults
 from .params import as_arrays, bind_names, pack_params, public_functions, weight_names
-from .pipeline import lower_to_vm, run_graph_passes, run_kernel_passes
+from .pipeline import lower_to_vm, run_fusion_passes, run_graph_passes, run_kernel_passes
 from .report import Report
 from .target import host_mismatch, parse_target
 
@@ -132,6 +132,31 @@ def _lower(
     report: Report | None = None,
 ) -> tuple[IRModule, dict[str, Tensor], Report, Target]:
     report = report if report is not None else Report()
+    mod, packed, checked = _rewritten(mod, target, params, config, report)
+    return run_kernel_passes(mod, checked, config, report), packed, report, checked
+
+
+def unscheduled(
+    mod: IRModule,
+    target: str | dict[str, Any] | Target,
+    *,
+    params: Mapping[str, Any] | None = None,
+    config: Config,
+) -> tuple[IRModule, Target]:
+    """What `lower` gives, before kernels get their schedules, and the parsed target."""
+    report = Report()
+    mod, _, checked = _rewritten(mod, target, params, config, report)
+    return run_fusion_passes(mod, checked, config, report), checked
+
+
+def _rewritten(
+    mod: IRModule,
+    target: str | dict[str, Any] | Target,
+    params: Mapping[str, Any] | None,
+    config: Config,
+    report: Report,
+) -> tuple[IRModule, dict[str, Tensor], Target]:
+    """Phase 1, with packed parameters."""
     if not isinstance(config, Config):
         message = f"config is a {type(config).__name__}, not a Config"
         help_ = "write config=Config(quant=QuantSpec()), or Config.from_dict(…)"
@@ -151,7 +176,7 @@ def _lower(
     packed: dict[str, Tensor] = {}
     if arrays is not None:
         mod, packed = pack_params(mod, arrays)
-    return run_kernel_passes(mod, checked, config, report), packed, report, checked
+    return mod, packed, checked
 
 
 def _check_module(mod: IRModule) -> None:

@@ -60,6 +60,13 @@ def _llvm() -> str:
     return str(codegen.llvm_version_major()) if tvm.runtime.enabled("llvm") else ""
 
 
+def cpu_name() -> str:
+    """The CPU of this machine, as its maker calls it."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
+    return found[1] if found else str(codegen.llvm_get_system_cpu())
+
+
 def _cpu() -> str:
     return f"{codegen.llvm_get_system_cpu()}, {cores()} cores"
 

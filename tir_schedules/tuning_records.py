@@ -30,7 +30,7 @@ class Record:
     """The best parameters found for the rows of one bucket of a workload.
 
     `ranked` says how: "measured", on `device`. `seconds` are medians of calls with weights out of
-    cache: of these parameters, and in the same minute of the defaults.
+    cache: of these parameters, and in the same minute of the defaults (None: they failed).
     """
 
     workload: Workload
@@ -43,7 +43,7 @@ class Record:
     tvm: str
     trials: int
     seconds: float
-    default_seconds: float
+    default_seconds: float | None
 
     def to_json(self, arch: str) -> str:
         values = asdict(self)
@@ -64,7 +64,7 @@ class Record:
         for part in (workload, record):
             for name, kind in _types(type(part)).items():
                 value = getattr(part, name)
-                if type(value).__name__ != kind.partition("[")[0]:
+                if type(value).__name__ not in kind.partition("[")[0].replace("None", "NoneType"):
                     raise ValueError(f"{name} is {value!r}, which is no {kind}")
         return record
 

@@ -1,0 +1,186 @@
+"""Build candidates, run them here or on a tracker's devices, and check what they compute.
+
+The functions that TVM's builder and runner call run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.ir import IRModule
+from tvm.runtime import Module, Tensor
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.runner.utils import run_evaluator_common
+from tvm.target import Target
+
+import sits_tvm  # noqa: F401, first: see tir_schedules
+from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.target import parse_target
+from tir_schedules import RULES, AcceptUnalignedTensors
+from tir_schedules.tuning_space import Workload, sampled, with_parameters
+
+from .search import values_of
+from .tasks import Task
+from .trials import Trial
+
+_SECONDS = 60
+"""For building one candidate, and for running one."""
+
+_CALLS = ms.runner.EvaluatorConfig(
+    number=1, repeat=20, min_repeat_ms=0, enable_cpu_cache_flush=True
+)
+_WRONG = "wrong result"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What rows `at` of the output for seeded inputs are to be, within `limit`."""
+
+    workload: Workload
+    rows: int
+    at: tuple[int, ...]
+    expected: np.ndarray
+    limit: float
+
+
+def check_of(task: Task) -> Check:
+    """The check of a task's candidates: a few rows of the unscheduled function, run here."""
+    rows = task.space.rows
+    at = tuple(sorted({0, 1 % rows, rows // 2, rows - 1}))
+    activations, weight = task.rule.inputs(task.workload, rows, np.random.default_rng(0))
+    func = task.rule.prim_func(task.workload, len(at))
+    arguments = [*(x[list(at)] for x in activations), *weight]
+    output = _empty(func)
+    kernel = tvm.compile(IRModule({"main": func}), parse_target("llvm -mcpu=native"))["main"]
+    kernel(*map(tvm.runtime.tensor, arguments), output)
+    expected = output.numpy()
+    rounding = np.finfo(expected.dtype).eps + 4 * np.sqrt(task.workload.k) * np.finfo("f4").eps
+    limit = float(rounding * np.abs(expected).max())
+    return Check(task.workload, rows, at, expected.astype("float64"), limit)
+
+
+def _empty(func: Any) -> Tensor:
+    """The output of a function, filled with NaN."""
+    ty = func.params[-1].ty
+    return tvm.runtime.tensor(np.full([int(extent) for extent in ty.shape], np.nan, str(ty.dtype)))
+
+
+def build_candidate(mod: IRModule, target: Target, _params: Any) -> Module:
+    """`f_build` of a builder: what was sampled, scheduled and compiled as in a build."""
+    func = with_parameters(mod["main"], sampled(mod["main"]))
+    with target:
+        schedules = (rule.apply(func, target, False) for rule in RULES)
+        schedule = next(found for found in schedules if found is not None)
+        unaligned = tvm.transform.Sequential([AcceptUnalignedTensors()])(schedule.mod)
+        return tvm.tirx.build(unaligned, target=target)
+
+
+def allocate(check: Check, *call: Any) -> list[list[Tensor]]:
+    """`f_alloc_argument` of a runner: the inputs of the check, and an output of NaN."""
+    *_, device, infos, _ = call
+    (rule,) = [rule for rule in RULES if check.workload.family in getattr(rule, "families", ())]
+    activations, weight = rule.inputs(check.workload, check.rows, np.random.default_rng(0))
+    _, dtype, shape = infos[-1]
+    output = np.full([int(extent) for extent in shape], np.nan, str(dtype))
+    return [[tvm.runtime.tensor(array, device) for array in (*activations, *weight, output)]]
+
+
+def evaluate(check: Check, *call: Any) -> list[float]:
+    """`f_run_evaluator` of a runner: seconds, once the output is found right."""
+    *_, module, device, config, (arguments,) = call
+    module["main"](*arguments)
+    found = arguments[-1].numpy()[list(check.at)].astype("float64")
+    difference = np.abs(found - check.expected).max()
+    if not difference <= check.limit:
+        raise ValueError(f"{_WRONG}: off by {difference:.3g}, {check.limit:.3g} is rounding")
+    return run_evaluator_common(module, device, config, [arguments])
+
+
+def make_builder() -> ms.builder.LocalBuilder:
+    return ms.builder.LocalBuilder(timeout_sec=_SECONDS, f_build=build_candidate)
+
+
+def make_runner(kind: str, check: Check) -> ms.runner.Runner:
+    """A runner that checks candidates: "local", or "rpc" with the tracker of the environment."""
+    functions = {
+        "evaluator_config": _CALLS,
+        "f_alloc_argument": partial(allocate, check),
+        "f_run_evaluator": partial(evaluate, check),
+    }
+    if kind == "local":
+        return ms.runner.LocalRunner(timeout_sec=_SECONDS, **functions)
+    config = tracker()
+    servers = config.count_num_servers()
+    return ms.runner.RPCRunner(config, max_workers=servers, **functions)
+
+
+def tracker() -> ms.runner.RPCConfig:
+    """The tracker that the environment names.
+
+    Raises
+    ------
+    SitsError
+        If it names none, it does not answer, or it has no server of the key.
+    """
+    try:
+        config = ms.runner.RPCConfig._normalized(ms.runner.RPCConfig(session_timeout_sec=_SECONDS))
+        config.count_num_servers(allow_missing=False)
+    except ValueError as error:
+        help_ = "set TVM_TRACKER_HOST, TVM_TRACKER_PORT and TVM_TRACKER_KEY; start servers with "
+        help_ += "python -m tvm.exec.rpc_server --tracker HOST:PORT --key KEY"
+        raise SitsError([Diagnostic.error("rpc-tracker", str(error), help=help_)]) from error
+    return config
+
+
+def measure(
+    schedules: Sequence[Schedule],
+    target: Target,
+    builder: ms.builder.LocalBuilder,
+    runner: ms.runner.Runner,
+    rounds: int = 1,
+) -> list[Trial]:
+    """Build candidates, and run them in turns; seconds are the median of all calls."""
+    built = builder.build([ms.builder.BuilderInput(s.mod, target) for s in schedules])
+    paths = [None if r.error_msg is not None else str(r.artifact_path) for r in built]
+    times: list[list[float]] = [[] for _ in built]
+    errors = [("build error", str(r.error_msg)) if r.error_msg is not None else None for r in built]
+    for _ in range(rounds):
+        running = [at for at, error in enumerate(errors) if error is None]
+        inputs = [_runner_input(schedules[at], paths[at], target) for at in running]
+        for at, future in zip(running, runner.run(inputs), strict=True):
+            outcome = future.result()
+            if outcome.error_msg is not None:
+                errors[at] = "run error", str(outcome.error_msg)
+            else:
+                times[at] += [float(seconds) for seconds in outcome.run_secs]
+    for path in filter(None, paths):
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
+    return [
+        Trial(values_of(schedule), float(np.median(seconds)))
+        if error is None
+        else Trial(values_of(schedule), None, *_failure(*error))
+        for schedule, seconds, error in zip(schedules, times, errors, strict=True)
+    ]
+
+
+def _runner_input(schedule: Schedule, path: str | None, target: Target) -> ms.runner.RunnerInput:
+    device = {"llvm": "cpu"}.get(target.kind.name, target.kind.name)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, True)
+    return ms.runner.RunnerInput(path, device, arguments)
+
+
+def _failure(stage: str, message: str) -> tuple[str, str]:
+    """Reason and detail of what a builder or runner said."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    for line in lines:
+        if _WRONG in line:
+            return _WRONG, line
+    return "timeout" if "Timeout" in message else stage, lines[-1]
