@@ -10,7 +10,7 @@ from tvm.ir import IRModule
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from tir_schedules import RULES
+import tir_schedules
 from tir_schedules.tuning_records import arch_of
 from tir_schedules.tuning_space import Space, TunableRule, Workload
 
@@ -47,7 +47,7 @@ def find_tasks(mod: IRModule, target: Target) -> list[Task]:
     """The tasks of a module of PrimFuncs without schedules, each once, in order."""
     found: dict[tuple[Workload, str], Task] = {}
     for func in mod.functions.values():
-        for rule in RULES if isinstance(func, tirx.PrimFunc) else ():
+        for rule in tir_schedules.RULES if isinstance(func, tirx.PrimFunc) else ():
             workload = rule.workload(func, target) if isinstance(rule, TunableRule) else None
             if workload is None:
                 continue
