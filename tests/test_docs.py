@@ -59,7 +59,7 @@ def readme_blocks() -> list[str]:
 def test_readme_code_runs(tmp_path: Path) -> None:
     """All Python blocks of README.md in order, as one program; the second shows the pass."""
     blocks = readme_blocks()
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     check = (
         "from tvm.ir import assert_structural_equal\n"
         "import relax_passes, sits_tvm\n"
@@ -79,5 +79,6 @@ def test_readme_code_runs(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "INT4 weights: 2" in done.stdout
+    assert done.stdout.count("INT4 weights: 2") == 2
+    assert done.stdout.count("int8 activations") == 2  # a row for each weight
     assert done.stdout.count("attention: 1 of 1 recognised") == 2  # "off" does not look
