@@ -18,7 +18,7 @@ from tir_schedules.cpu_target import cores, vector_lanes
 LINE = 64  # bytes
 READS = ((16, 1), (4, 4), (2, 8))
 """Cache lines side by side in a stream, and streams of a thread; which is fastest varies."""
-CHAINS, STEPS = 16, 1 << 18
+CHAINS, STEPS = 16, 1 << 20
 
 _BFLOAT16_DOT = """
 define linkonce_odr <16 x float> @bench_dpbf16ps(<16 x float> %c, <16 x float> %a) alwaysinline {
