@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -86,6 +89,8 @@ def tune(
 
     if runner not in ("local", "rpc"):
         raise _error("runner", f"there is no runner {runner!r}", 'write "local" or "rpc"')
+    if trials < 1:
+        raise _error("trials", f"trials={trials} measures nothing", "write trials=64")
     device = cpu_name() if runner == "local" else f"{tracker().tracker_key} over RPC"
     lowered, checked = unscheduled(mod, target, params=params, config=config or Config())
     tasks = find_tasks(lowered, checked)
@@ -122,7 +127,7 @@ class _Run:
 
         start = time.monotonic()
         builder = cache(make_builder)  # takes seconds, which a finished run does not need
-        try:
+        with _until_interrupted(self.progress):
             for number, task in enumerate(tasks):
                 deadline = None
                 if self.time_budget is not None:  # what earlier tasks left over is shared out
@@ -130,8 +135,6 @@ class _Run:
                     left = self.time_budget - (now - start)
                     deadline = now + left / (len(tasks) - number)
                 self._one(task, f"[{number + 1}/{len(tasks)}] {task}", deadline, builder)
-        except KeyboardInterrupt:
-            self.progress("stopped; the database holds the best of what was measured")
 
     def _one(
         self, task: Task, name: str, deadline: float | None, builder: Callable[[], Any]
@@ -159,9 +162,10 @@ class _Run:
             known = self._known(task)
             self._keep(task, known, len(known))
             self.progress(f"{name}: {_state(task, known)}, {time.monotonic() - start:.0f} s")
-        ranking = [trial.parameters for trial in best(known)[:_FINALISTS]]
-        if ranking and ranking[0] != task.space.default_values:
-            finals = [search.at(v) for v in (task.space.default_values, *ranking)]
+        default, ranking = task.space.default_values, [t.parameters for t in best(known)]
+        if ranking and ranking[0] != default:
+            better = [values for values in ranking[:_FINALISTS] if values != default]
+            finals = [search.at(values) for values in (default, *better)]
             final = measure(finals, task.target, builder(), runner, rounds=_ROUNDS)
             self._keep(task, final, len(known))
 
@@ -222,6 +226,29 @@ class _Run:
             message = "nothing was measured before the end of the time budget"
             found.append(Diagnostic.error("nothing-measured", message, help="give it more time"))
         raise_errors(found)
+
+
+@contextmanager
+def _until_interrupted(progress: Callable[[str], None]) -> Iterator[None]:
+    """Leave the block quietly at Ctrl-C, which TVM's calls turn into a RuntimeError."""
+    interrupted = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, interrupt) if in_main else None
+    try:
+        yield
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if not interrupted and not isinstance(error, KeyboardInterrupt):
+            raise
+        progress("stopped; the database holds the best of what was measured")
+    finally:
+        if in_main:
+            signal.signal(signal.SIGINT, before)
 
 
 def _past(deadline: float | None) -> bool:

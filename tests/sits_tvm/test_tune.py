@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tvm_ffi
 from small_modules import Mlp, one_function
 from tvm import relax, tirx
 
@@ -120,10 +121,18 @@ def test_every_range_of_rows_is_a_task_and_a_small_space_ends(measured, tmp_path
     assert {r.workload.family for r in records.values()} == {"int8_matmul"}
 
 
-def test_an_interrupt_keeps_what_was_measured(measured, tmp_path):
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+
+
+@pytest.mark.parametrize("call", [interrupt, tvm_ffi.convert(interrupt)], ids=["python", "tvm"])
+def test_an_interrupt_keeps_what_was_measured(measured, tmp_path, call):
+    """Also one that arrives in a call by TVM, which makes a RuntimeError of it."""
+
     def cost(values):
         if len(measured) == 8:
-            raise KeyboardInterrupt
+            call()
         return 1.0
 
     measured.cost = cost
@@ -179,6 +188,7 @@ def test_refuses(measured, tmp_path, monkeypatch):
         monkeypatch.delenv(f"TVM_TRACKER_{name}", raising=False)
     good = {"config": QUANT, "work_dir": tmp_path}
     assert refusal(linear(8), CPU, **good, runner="remote").code == "runner"
+    assert refusal(linear(8), CPU, **good, trials=0).code == "trials"
     assert "TVM_TRACKER_HOST" in refusal(linear(8), CPU, **good, runner="rpc").message
     assert refusal(linear(8), CPU, work_dir=tmp_path).code == "nothing-to-tune"
     assert refusal(linear(8), CPU, config=QUANT, work_dir="/proc/tuned").code == "work-dir"
