@@ -1,7 +1,7 @@
 """Store the weights of matrix products in INT4. Runs before LegalizeOps, on graph-level ops.
 
 Leaves alone, with a note: weights on the left, weights that are sliced or otherwise computed before
-the product, batched weights, bfloat16, what `Config.skip` names.
+the product, batched weights, what `Config.skip` names.
 """
 
 from __future__ import annotations

@@ -92,4 +92,5 @@ def as_numpy(value: Array) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     on_cpu = value.device.dlpack_device_type() == _CPU
-    return np.from_dlpack(value) if on_cpu else value.numpy()
+    known = str(value.dtype) != "bfloat16"  # to NumPy
+    return np.from_dlpack(value) if on_cpu and known else value.numpy()

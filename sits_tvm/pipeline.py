@@ -48,7 +48,7 @@ def graph_passes(
 
     Where `params` are given, redundant heads of attention are pruned, and `params` updated.
     """
-    _refuse_integer_activations(config, target)
+    _refuse_activations(config, target)
     quantize, lanes = [], tir_schedules.packed_lanes(target)
     if config.quant is not None:
         quantize = [passes.QuantizeMatmulWeights(config, lanes=lanes, report=report)]
@@ -67,7 +67,7 @@ def graph_passes(
     ]
 
 
-def _refuse_integer_activations(config: Config, target: Target) -> None:
+def _refuse_activations(config: Config, target: Target) -> None:
     if config.quant is None or config.quant.activation is None or target.kind.name == "llvm":
         return
     message = f'QuantSpec.activation="{config.quant.activation}" has kernels for llvm only'

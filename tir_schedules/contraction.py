@@ -129,6 +129,12 @@ class Contraction:
         return substitute(self.rhs, point).astype("float32")
 
     @property
+    def left_dtype(self) -> str:
+        """The dtype of the left operand before it is made float32."""
+        assert not isinstance(self.lhs, Int8Rows)
+        return str(self.lhs.value.ty if isinstance(self.lhs, tirx.Cast) else self.lhs.ty)
+
+    @property
     def left_is_plain(self) -> bool:
         """Whether the left operand is float32 in memory, in rows of k."""
         load = self.lhs

@@ -18,5 +18,9 @@ def vector_lanes(target: Target) -> int:
     TVM's `llvm_get_vector_width` answers 512 bits for every x86, and `llvm_cpu_has_features` does
     not see ``-mattr``.
     """
-    has = get_global_func("target.target_has_feature")
-    return 16 if has("avx512f", target) else 8 if has("avx2", target) else 4
+    return 16 if has_feature("avx512f", target) else 8 if has_feature("avx2", target) else 4
+
+
+def has_feature(name: str, target: Target) -> bool:
+    """Whether LLVM may use a feature of the CPU, by its own name for it."""
+    return bool(get_global_func("target.target_has_feature")(name, target))

@@ -14,6 +14,7 @@ from tvm.tirx.script import builder as T
 from .contraction import LANES, Contraction, Point
 
 Index: TypeAlias = tirx.Expr | int
+Loop: TypeAlias = Callable[[Index], AbstractContextManager[tirx.Var]]
 
 
 def int64(value: Index) -> tirx.Expr:

@@ -1,9 +1,8 @@
 """Matrix product for one row: every weight is read once, so memory sets the pace.
 
-Three loop nests, by how the right operand lies in memory; in each, tasks run in parallel over the
-columns and the sums stay in registers.
+Two loop nests, by how the right operand lies in memory; in each, tasks run in parallel over the
+columns and the sums stay in registers. For INT4 see `int4_tiles`.
 
-- INT4: 16 output channels are the lanes. A group is summed as (code - zero) * x, then scaled.
 - rows of k (``[n, k]``): 16 partial sums along k for each of a few columns, added up at the end.
 - rows of n (``[k, n]``): lanes are columns; many vectors at a time, to read long pieces of a row.
 """
@@ -16,91 +15,33 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .contraction import Contraction, Int4Weight, Point, split
+from .contraction import Contraction, Point, split
 from .emit import (
     LANES,
     ceildiv,
     int64,
     parallel,
     registers,
-    scratch,
     serial,
     store_columns,
     vectorized,
-    when,
 )
-from .int4_decode import biased_code, decode_group
-from .packing import CODES_PER_WORD
 
 
 @dataclass(frozen=True)
 class Streams:
     """How many accumulators of 16 lanes run side by side, bounded by the vector registers."""
 
-    int4: int
     along_k: int
     along_n: int
 
 
 def gemv(product: Contraction, streams: Streams) -> None:
     """Emit the product for its first row."""
-    if isinstance(product.rhs, Int4Weight):
-        _gemv_int4(product, product.rhs, streams.int4)
-    elif product.right_runs_along_columns:
+    if product.right_runs_along_columns:
         _gemv_along_n(product, streams.along_n)
     else:
         _gemv_along_k(product, streams.along_k)
-
-
-def _gemv_int4(product: Contraction, weight: Int4Weight, streams: int) -> None:
-    tiles, words, _ = weight.codes.shape
-    x = _padded_row(product, words * CODES_PER_WORD)
-    point = _first_row(product, {})
-    with parallel(ceildiv(tiles, streams)) as task:
-        at = [T.Bind(tirx.min(task * streams + s, tiles - 1)) for s in range(streams)]
-        sums = registers(streams)
-        with serial(words * CODES_PER_WORD // weight.group_size) as group:
-            _add_group(weight, at, group, x, sums)
-        for s in range(streams):
-            tile = task * streams + s
-            with when(tile < tiles):
-                store_columns(product, point, tile * LANES, sums[s])
-
-
-def _add_group(
-    weight: Int4Weight,
-    at: Sequence[tirx.Expr],
-    group: tirx.Expr,
-    x: tirx.Buffer,
-    sums: Sequence[tirx.Buffer],
-) -> None:
-    """Add the products of a group of k to the sums of the tiles `at`."""
-    decoded = [decode_group(weight, tile, group) for tile in at]
-    partial = registers(len(at))
-    per_group = weight.group_size // CODES_PER_WORD
-    with serial(per_group) as w:
-        word = T.Bind(group * per_group + w)
-        for (_, offset), tile, acc in zip(decoded, at, partial, strict=True):
-            with vectorized() as lane:
-                codes = T.Bind(weight.codes[tile, word, lane])
-                total = acc[lane]
-                for nibble in range(CODES_PER_WORD):
-                    level = biased_code(codes, nibble) - offset[lane]
-                    total = total + level * x[word * CODES_PER_WORD + nibble]
-                T.buffer_store(acc, total, [lane])
-    for (scale, _), acc, total in zip(decoded, partial, sums, strict=True):
-        with vectorized() as lane:
-            T.buffer_store(total, total[lane] + acc[lane] * scale[lane], [lane])
-
-
-def _padded_row(product: Contraction, length: tirx.Expr) -> tirx.Buffer:
-    """The left operand in float32, zero from k to `length`, where codes are padding."""
-    k, x = product.reduction, scratch(length)
-    with serial(k.dom.extent) as depth:
-        T.buffer_store(x, product.left(_first_row(product, {k.var: depth})), [depth])
-    with serial(length - k.dom.extent) as rest:
-        T.buffer_store(x, tirx.const(0, "float32"), [k.dom.extent + rest])
-    return x
 
 
 def _gemv_along_k(product: Contraction, streams: int) -> None:

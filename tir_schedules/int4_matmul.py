@@ -36,7 +36,7 @@ def int4_matmul(m: Rows, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int
     spec : QuantSpec
         Format of the weight.
     dtype : str
-        Of X and Y, "float32" or "float16".
+        Of X and Y: "float32", "float16" or "bfloat16".
     lanes : int
         Output channels side by side in the packed weight, see `packing`.
 
@@ -44,16 +44,21 @@ def int4_matmul(m: Rows, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int
     -------
     PrimFunc
         Of X (m…, k), codes, scale, zero_point if asymmetric, and the output Y (m…, n), with int64
-        extents. Products and sums are float32; Y is rounded to `dtype` once.
+        extents. Products and sums are float32; Y is rounded to `dtype` once. With
+        `spec.activation` "bfloat16", X is rounded to that first.
     """
     rows = row_axes(m)
     x = te.placeholder((*rows, int64(k)), dtype, name="X")
     packed = weight_placeholders(PackedLayout(n, k, spec, lanes))
     weight = _dequantize(packed, PackedLayout(n, k, spec, lanes))
     r = te.reduce_axis((0, int64(k)), name="k")
+
+    def operand(*at: tirx.Expr) -> tirx.Expr:
+        return x[at].astype(spec.activation or dtype).astype("float32")
+
     y = te.compute(
         (*rows, int64(n)),
-        lambda *at: te.sum(x[(*at[:-1], r)].astype("float32") * weight[at[-1], r], axis=r),
+        lambda *at: te.sum(operand(*at[:-1], r) * weight[at[-1], r], axis=r),
         name="matmul",
     )
     return prim_func([x, *packed], cast(y, dtype))

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tvm import get_global_func, tirx
+from tvm import tirx
 from tvm.target import Target
+
+from .cpu_target import has_feature
 
 _PLAIN_LANES = 16
 Vector: TypeAlias = tirx.Expr
@@ -28,18 +30,17 @@ class Int8Dot:
 
 def int8_dot(target: Target) -> Int8Dot:
     """The best instructions that an llvm target has for it."""
-    has = get_global_func("target.target_has_feature")
-    if has("avx512vnni", target):
+    if has_feature("avx512vnni", target):
         return Int8Dot(16, _call("llvm.x86.avx512.vpdpbusd.512", 16))
-    if has("avx512bw", target):
+    if has_feature("avx512bw", target):
         return Int8Dot(
             16, _multiply_add(16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
         )
-    if has("avxvnni", target):
+    if has_feature("avxvnni", target):
         return Int8Dot(8, _call("llvm.x86.avx512.vpdpbusd.256", 8))
-    if has("avx2", target):
+    if has_feature("avx2", target):
         return Int8Dot(8, _multiply_add(8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"))
-    if has("dotprod", target):
+    if has_feature("dotprod", target):
         return Int8Dot(4, _call("llvm.aarch64.neon.sdot.v4i32.v16i8", 4))
     return Int8Dot(_PLAIN_LANES, _shift_and_multiply)
 

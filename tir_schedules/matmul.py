@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import s_tir, tirx
 from tvm.target import Target
+from tvm.tirx.script import builder as T
 
-from .contraction import Contraction, Int8Rows
-from .cpu_target import cores
+from .contraction import Contraction, Int4Weight, Int8Rows
+from .cpu_target import cores, has_feature
 from .emit import first_that_holds, with_emitted_body
 from .gemm import gemm
 from .gemv import gemv
+from .int4_arithmetic import MakeArithmetic
+from .int4_tiles import RegisterTile, int4_product
 from .int8_dot import int8_dot
-from .matmul_spaces import balanced, float_spaces, int8_spaces
+from .matmul_spaces import balanced, bfloat16_spaces, float32_spaces, float_spaces, int8_spaces
 from .matmul_workload import FAMILIES, inputs, prim_func, workload_of
 from .recognise import recognise
 from .tuning_space import (
@@ -28,7 +33,9 @@ from .tuning_space import (
     search_space,
 )
 from .vector_math import vectorizable_math
-from .w4a8 import w4a8
+from .w4a8 import Int8Arithmetic
+from .w4a16 import Float32Arithmetic
+from .w4a16_bfloat16 import LLVM, Bfloat16Arithmetic
 
 
 class Matmul(TunableRule):
@@ -69,9 +76,20 @@ class Matmul(TunableRule):
 
 
 def _spaces(product: Contraction, target: Target) -> Spaces:
-    int8 = isinstance(product.lhs, Int8Rows)
-    spaces = int8_spaces(target) if int8 else float_spaces(product, target)
-    return reachable(product.rows.extent, spaces)
+    return reachable(product.rows.extent, _family(product, target)(product, target))
+
+
+def _family(product: Contraction, target: Target) -> Callable[[Contraction, Target], Spaces]:
+    if not isinstance(product.rhs, Int4Weight):
+        return float_spaces
+    if isinstance(product.lhs, Int8Rows):
+        return int8_spaces
+    return bfloat16_spaces if _multiplies_pairs(product, target) else float32_spaces
+
+
+def _multiplies_pairs(product: Contraction, target: Target) -> bool:
+    """Whether the activations are bfloat16, and the CPU has an instruction for them."""
+    return product.left_dtype == "bfloat16" and has_feature("avx512bf16", target)
 
 
 def _emit(product: Contraction, spaces: Spaces, parameters: dict[str, Any], target: Target) -> None:
@@ -85,9 +103,19 @@ def _emit(product: Contraction, spaces: Spaces, parameters: dict[str, Any], targ
 
 
 def _emit_bucket(product: Contraction, bucket: str, parameters: Any, target: Target) -> None:
-    if isinstance(product.lhs, Int8Rows):
-        w4a8(product, int8_dot(target), parameters, bucket == "1", cores(target))
-    elif bucket == "1":
+    one, count = bucket == "1", cores(target)
+    if isinstance(parameters, RegisterTile):
+        arithmetic = _arithmetic(product, target)
+        imports = T.attr(0, "pragma_import_llvm", LLVM)
+        with imports if arithmetic is Bfloat16Arithmetic else nullcontext():
+            int4_product(product, arithmetic, parameters, one, count)
+    elif one:
         gemv(product, parameters)
     else:
-        gemm(product, balanced(product, parameters, cores(target)))
+        gemm(product, balanced(product, parameters, count))
+
+
+def _arithmetic(product: Contraction, target: Target) -> MakeArithmetic:
+    if isinstance(product.lhs, Int8Rows):
+        return partial(Int8Arithmetic, dot=int8_dot(target))
+    return Bfloat16Arithmetic if _multiplies_pairs(product, target) else Float32Arithmetic

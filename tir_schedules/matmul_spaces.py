@@ -7,12 +7,12 @@ from dataclasses import replace
 from tvm import tirx
 from tvm.target import Target
 
-from .contraction import LANES, Contraction, Int4Weight
+from .contraction import LANES, Contraction
 from .cpu_target import vector_lanes
 from .gemm import Tile
 from .gemv import Streams
+from .int4_tiles import RegisterTile
 from .tuning_space import Space, Spaces
-from .w4a8 import Int8Tile
 
 _PANEL_BYTES = 1 << 20
 """Half of a usual L2 cache."""
@@ -23,42 +23,62 @@ _WIDEST_PANEL, _SYMBOLIC_PANEL = 8, 4
 _PANELS = (2, 4, 6, 8, 12, 16)
 
 # By float32 lanes of the target's vector registers.
-_STREAMS = {16: Streams(4, 8, 16), 8: Streams(2, 4, 4), 4: Streams(1, 2, 2)}
-_STREAM_CHOICES = {16: (1, 2, 3, 4, 6, 8), 8: (1, 2, 3, 4), 4: (1, 2)}
+_STREAMS = {16: Streams(8, 16), 8: Streams(4, 4), 4: Streams(2, 2)}
+_INT4_STREAMS = {16: 3, 8: 2, 4: 1}
 _TILES = {16: Tile(12, 2, 0), 8: Tile(6, 1, 0), 4: Tile(3, 1, 0)}
 _TILE_CHOICES = {
     16: {"rows": (4, 6, 8, 9, 12, 14), "vectors": (1, 2, 3, 4)},
     8: {"rows": (2, 3, 4, 5, 6), "vectors": (1, 2)},
     4: {"rows": (1, 2, 3, 4), "vectors": (1,)},
 }
-_INT8_TILES = {16: Int8Tile(3, 4), 8: Int8Tile(2, 1), 4: Int8Tile(1, 1)}
+_INT8_TILES = {16: RegisterTile(3, 4), 8: RegisterTile(2, 1), 4: RegisterTile(1, 1)}
 _INT8_ROWS = {16: (1, 2, 3, 4, 6), 8: (1, 2, 3, 4), 4: (1, 2)}
 _INT8_VECTORS = {16: (1, 2, 3, 4), 8: (1, 2), 4: (1, 2)}
-_INT8_STREAMS, _WORDS = (1, 2, 3, 4, 6, 8), (1, 2, 4)
+_STREAM_CHOICES, _WORDS = (1, 2, 3, 4, 6, 8), (1, 2, 4)
 
 
 def float_spaces(product: Contraction, target: Target) -> Spaces:
-    """Of products of floats, and of floats and an INT4 weight: `Streams` and `Tile`."""
+    """Of products of floats: `Streams` and `Tile`."""
     lanes = vector_lanes(target)
-    one, more = _STREAMS[lanes], _tile(product, lanes)
-    if not isinstance(product.rhs, Int4Weight):
-        return {"1": Space(1, 1, one, {}), "2+": Space(None, 512, more, {})}
+    more = _tile(product, lanes)
+    return {"1": Space(1, 1, _STREAMS[lanes], {}), "2+": Space(None, 512, more, {})}
+
+
+def float32_spaces(product: Contraction, target: Target) -> Spaces:
+    """Of products of floats and an INT4 weight: a `RegisterTile`, and a `Tile`."""
+    lanes = vector_lanes(target)
+    one = RegisterTile(1, _INT4_STREAMS[lanes], 1)
+    more = {**_TILE_CHOICES[lanes], "panel": _PANELS}
     return {
-        "1": Space(1, 1, one, {"int4": _STREAM_CHOICES[lanes]}),
-        "2+": Space(None, 512, more, {**_TILE_CHOICES[lanes], "panel": _PANELS}),
+        "1": Space(1, 1, one, {"vectors": _STREAM_CHOICES}),
+        "2+": Space(None, 512, _tile(product, lanes), more),
     }
 
 
-def int8_spaces(target: Target) -> Spaces:
-    """Of products of INT8 activations and an INT4 weight: an `Int8Tile` each.
+def bfloat16_spaces(product: Contraction, target: Target) -> Spaces:
+    """Of products of bfloat16 and an INT4 weight where a CPU has them: a `RegisterTile` each."""
+    one, few, many = RegisterTile(1, 4, 2), RegisterTile(3, 4, 1), RegisterTile(6, 2, 1)
+    tiles = {"rows": (1, 2, 3, 4, 6), "vectors": (1, 2, 3, 4), "words": _WORDS}
+    fits = _PANEL_BYTES // (2 * LANES * max(1, product.padded_k.value))
+    panel = replace(many, panel=max(many.vectors, min(fits, 4)))
+    return {
+        "1": Space(1, 1, one, {"vectors": _STREAM_CHOICES, "words": _WORDS}),
+        "2-16": Space(16, 8, few, tiles),
+        "17+": Space(None, 512, panel, {**tiles, "panel": _PANELS}),
+    }
+
+
+def int8_spaces(_product: Contraction, target: Target) -> Spaces:
+    """Of products of INT8 activations and an INT4 weight: an `RegisterTile` each.
 
     Integer and float sums of the default fit the vector registers together.
     """
     lanes = vector_lanes(target)
     tile, words = _INT8_TILES[lanes], {"words": _WORDS}
     tiles = {"rows": _INT8_ROWS[lanes], "vectors": _INT8_VECTORS[lanes], **words}
+    one = RegisterTile(1, max(tile.vectors, 2))
     return {
-        "1": Space(1, 1, Int8Tile(1, max(tile.vectors, 2)), {"vectors": _INT8_STREAMS, **words}),
+        "1": Space(1, 1, one, {"vectors": _STREAM_CHOICES, **words}),
         "2-32": Space(32, 8, replace(tile, words=2), tiles),
         "33+": Space(None, 512, replace(tile, panel=4), {**tiles, "panel": _PANELS}),
     }

@@ -7,13 +7,15 @@ from tvm import tirx
 
 from sits_tvm.config import QuantSpec
 
-from .contraction import LANES, Contraction, Int4Weight, Int8Rows, loads
+from .contraction import LANES, Contraction, Int4Weight, Int8Rows
 from .int4_matmul import int4_matmul
 from .int8_matmul import LARGEST_CODE, int8_matmul
 from .packed_layout import PackedLayout
 from .tuning_space import Inputs, Workload
 
 _FLOAT, _INT8 = FAMILIES = ("int4_matmul", "int8_matmul")
+_ROUNDED = "bfloat16"
+"""Activations of float32 that are rounded: NumPy has no such type."""
 
 
 def workload_of(product: Contraction) -> Workload | None:
@@ -25,7 +27,7 @@ def workload_of(product: Contraction) -> Workload | None:
         family, k, dtype = _INT8, product.padded_k.value, "int8"
     else:
         family, k = _FLOAT, product.reduction.dom.extent.value
-        dtype = str(loads(product.lhs)[0].ty)
+        dtype = product.left_dtype
     return Workload(
         family=family,
         n=product.column.dom.extent.value,
@@ -41,7 +43,8 @@ def prim_func(workload: Workload, rows: int | None) -> tirx.PrimFunc:
     layout = _layout(workload)
     if workload.family == _INT8:
         return int8_matmul(rows, layout, "float32")
-    return int4_matmul(rows, layout.n, layout.k, layout.spec, workload.dtype, LANES)
+    dtype = "float32" if workload.dtype == _ROUNDED else workload.dtype
+    return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, LANES)
 
 
 def inputs(workload: Workload, rows: int, rng: np.random.Generator) -> Inputs:
@@ -54,7 +57,8 @@ def inputs(workload: Workload, rows: int, rng: np.random.Generator) -> Inputs:
         for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
     ]
     if workload.family == _FLOAT:
-        return [rng.standard_normal((rows, layout.k)).astype(workload.dtype)], weight
+        x = rng.standard_normal((rows, layout.k), "float32")
+        return [x if workload.dtype == _ROUNDED else x.astype(workload.dtype)], weight
     codes = rng.integers(-LARGEST_CODE, LARGEST_CODE + 1, (rows, layout.padded_k), dtype="int8")
     sums = codes.reshape(rows, layout.groups, layout.group_size).sum(-1, dtype="int32")
     scale = rng.random(sums.shape, "float32")
@@ -66,5 +70,6 @@ def _layout(workload: Workload) -> PackedLayout:
         group_size=workload.group_size,
         symmetric=workload.symmetric,
         scale_dtype=workload.scale_dtype,
+        activation=_ROUNDED if workload.dtype == _ROUNDED else None,
     )
     return PackedLayout(workload.n, workload.k, spec, LANES)

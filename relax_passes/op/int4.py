@@ -22,6 +22,7 @@ from tir_schedules.int8_matmul import BYTES_PER_WORD, int8_matmul, quantize_acti
 from tir_schedules.packing import PackedLayout
 from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
+from ._affine import FLOATS
 from ._register import register_op
 
 _SPEC_ATTRS = ("bits", "group_size", "symmetric", "scale_dtype")
@@ -36,7 +37,7 @@ def quantize_weight(
     Parameters
     ----------
     weight : Tensor (n, k), or (k, n) when `transposed`
-        float16 or float32.
+        float16, bfloat16 or float32.
     scale_method : str
         As in `QuantSpec`.
     **layout
@@ -55,7 +56,8 @@ def int4_matmul(x: relax.Expr, *packed: relax.Expr, **layout: object) -> relax.C
     """``x @ W.T`` of a float tensor x (..., k) and the parts of a packed weight W (n, k).
 
     Accumulates in float32; the result (..., n) has the dtype of x. `layout` as above; with
-    activation="int8" among it, x is quantized, see `tir_schedules.int8_matmul`.
+    activation="int8" among it, x is quantized, see `tir_schedules.int8_matmul`; with "bfloat16" it
+    is rounded to that.
     """
     return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], layout)
 
@@ -79,12 +81,13 @@ def layout_attrs(layout: PackedLayout) -> dict[str, object]:
 def layout_of(call: relax.Call) -> PackedLayout:
     """The packed layout that a call of these ops describes."""
     attrs = call.attrs
+    activation = attrs.get("activation")
     spec = QuantSpec(
         bits=int(attrs["bits"]),
         group_size=int(attrs["group_size"]),
         symmetric=bool(attrs["symmetric"]),
         scale_dtype=str(attrs["scale_dtype"]),
-        activation=attrs.get("activation"),
+        activation=None if activation is None else str(activation),
         scale_method=str(attrs.get("scale_method", "absmax")),
     )
     return PackedLayout(int(attrs["n"]), int(attrs["k"]), spec, int(attrs["lanes"]))
@@ -101,13 +104,13 @@ def packed_types(layout: PackedLayout) -> list[relax.TensorType]:
 def _infer_quantize_weight(call: relax.Call, _: relax.BlockBuilder) -> relax.TupleType:
     layout = layout_of(call)
     shape = (layout.k, layout.n) if call.attrs["transposed"] else (layout.n, layout.k)
-    _expect(call, "weight", call.args[0], shape, ("float16", "float32"))
+    _expect(call, "weight", call.args[0], shape, FLOATS)
     return relax.TupleType(packed_types(layout))
 
 
 def _infer_int4_matmul(call: relax.Call, _: relax.BlockBuilder) -> relax.TensorType:
     layout = layout_of(call)
-    x = _expect(call, "x", call.args[0], None, ("float16", "float32"))
+    x = _expect(call, "x", call.args[0], None, FLOATS)
     if x.ndim < 1 or x.shape is None or x.shape[-1] != layout.k:
         raise ValueError(f"relax.sits.int4_matmul: x is {x}, its last axis must have k={layout.k}")
     _expect_packed(call, layout)
@@ -175,7 +178,7 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     *rows, _ = x.ty.shape
     x = x if rows else _reshape(bb, x, [1, layout.k])
     extents = rows or [1]
-    if layout.spec.activation is None:
+    if layout.spec.activation != "int8":
         name, make, operands = "int4_matmul", _matmul_kernel, [x]
     else:
         name, make, operands = "int8_matmul", _int8_kernel, _quantized(bb, x, layout)

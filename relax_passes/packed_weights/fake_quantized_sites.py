@@ -150,8 +150,9 @@ def _same_elements(expr: relax.Expr, bound: dict[relax.Var, relax.Expr]) -> rela
 
 
 def _same_codes(source: relax.Expr, cast: relax.Expr) -> bool:
-    """float16 to float32 keeps every value."""
-    return str(source.ty.dtype) in ("float16", str(cast.ty.dtype))
+    """A cast of half precision to float32 keeps every value."""
+    before, after = str(source.ty.dtype), str(cast.ty.dtype)
+    return before == after or (before in ("float16", "bfloat16") and after == "float32")
 
 
 def _reason(

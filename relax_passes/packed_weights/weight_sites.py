@@ -13,7 +13,7 @@ MATMUL, TAKE = Op.get("relax.matmul"), Op.get("relax.take")
 _PERMUTE, _CAST, _RESHAPE = (
     Op.get(f"relax.{name}") for name in ("permute_dims", "astype", "reshape")
 )
-_FLOATS = ("float16", "float32")
+_FLOATS = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def reason_against(
     ):
         if str(dtype) not in _FLOATS:
             return "dtype-not-supported", (
-                f"the {what} is {dtype}; INT4 kernels take float16 and float32 "
-                "(import the model with dtype=float16 or float32)"
+                f"the {what} is {dtype}; INT4 kernels take float16, bfloat16 and "
+                "float32 (import the model with dtype=float32)"
             )
     return None
 
@@ -200,7 +200,8 @@ def _is_matrix_transpose(call: relax.Call) -> bool:
 
 def _is_float_cast(call: relax.Call) -> bool:
     """A cast to an integer or to bfloat16 loses more than INT4 codes are computed from."""
-    return call.op == _CAST and str(call.ty.dtype) in _FLOATS
+    kept = {"float32", "float16", str(call.args[0].ty.dtype)}
+    return call.op == _CAST and str(call.ty.dtype) in kept
 
 
 def _same_shape(call: relax.Call) -> bool:

@@ -24,7 +24,7 @@ from tvm.target import Target
 import sits_tvm  # noqa: F401, first: see tir_schedules
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.target import parse_target
-from tir_schedules import RULES, AcceptUnalignedTensors
+from tir_schedules import RULES, AcceptUnalignedTensors, ComputeBfloat16
 from tir_schedules.tuning_space import Workload, sampled, with_parameters
 
 from .search import values_of
@@ -79,7 +79,8 @@ def build_candidate(mod: IRModule, target: Target, _params: Any) -> Module:
     with target:
         schedules = (rule.apply(func, target, False) for rule in RULES)
         schedule = next(found for found in schedules if found is not None)
-        unaligned = tvm.transform.Sequential([AcceptUnalignedTensors()])(schedule.mod)
+        passes = [ComputeBfloat16(), AcceptUnalignedTensors()]
+        unaligned = tvm.transform.Sequential(passes)(schedule.mod)
         return tvm.tirx.build(unaligned, target=target)
 
 

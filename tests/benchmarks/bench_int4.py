@@ -28,7 +28,7 @@ from sits_tvm.config import QuantSpec
 from sits_tvm.report_tables import render_table
 from tests.benchmarks import cpu_limits
 from tests.benchmarks.int4_case import TOLERANCE, Case, Kernel, NotMeasured
-from tests.benchmarks.int4_ours import TARGET, THREADS, tvm_default_kernel, w4a8, w4a16
+from tests.benchmarks.int4_ours import TARGET, THREADS, tvm_default_kernel, w4_bfloat16, w4a8, w4a16
 from tests.benchmarks.int4_peers import onnxruntime_kernel, torch_kernel
 from tests.benchmarks.int4_plot import plot
 from tests.benchmarks.llama_cpp_peer import llama_cpp_kernel
@@ -40,7 +40,7 @@ FEW_ROWS = 32  # up to these the weights rotate: reading them takes most of the 
 Build = Callable[..., Kernel]
 
 
-OURS: dict[str, Build] = {"W4A16": w4a16, "W4A8": w4a8}
+OURS: dict[str, Build] = {"W4A16": w4a16, "W4-bf16": w4_bfloat16, "W4A8": w4a8}
 PEERS: dict[str, Build] = {
     "ort level 0": lambda case: onnxruntime_kernel(case, 0),
     "ort level 4": lambda case: onnxruntime_kernel(case, 4),

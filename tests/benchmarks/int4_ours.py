@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -11,7 +12,7 @@ from tvm import tirx
 
 from sits_tvm import parse_target
 from tests.benchmarks.int4_case import Case, Kernel, NotMeasured
-from tir_schedules import RULES, ApplyRecords, ApplySchedules
+from tir_schedules import RULES, ApplyRecords, ApplySchedules, ComputeBfloat16
 from tir_schedules.int4_matmul import int4_matmul
 from tir_schedules.int8_matmul import int8_matmul, quantize_activation
 from tir_schedules.packed_layout import PackedLayout
@@ -29,6 +30,13 @@ def w4a16(case: Case, rows: int | None = None) -> Kernel:
     """`rows` None: one kernel for any number of them."""
     func = int4_matmul(rows, case.n, case.k, case.spec, "float32", LANES)
     return tvm_kernel(case, compiled(func), "float32", "fma")
+
+
+def w4_bfloat16(case: Case, rows: int | None = None) -> Kernel:
+    """Activations are float32 and rounded in the call."""
+    spec = replace(case.spec, activation="bfloat16")
+    func = int4_matmul(rows, case.n, case.k, spec, "float32", LANES)
+    return tvm_kernel(case, compiled(func), "bfloat16", "vdpbf16ps")
 
 
 def w4a8(case: Case, rows: int | None = None) -> Kernel:
@@ -51,7 +59,7 @@ def w4a8(case: Case, rows: int | None = None) -> Kernel:
 
 def compiled(func: tirx.PrimFunc) -> Callable[..., None]:
     """As a build does it, with the tuning records that ship."""
-    passes = [ApplyRecords(RULES), ApplySchedules(*RULES)]
+    passes = [ApplyRecords(RULES), ApplySchedules(*RULES), ComputeBfloat16()]
     with TARGET:
         mod = tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))
     assert mod["main"].attrs["sits.rule"] in ("Matmul", "QuantizeActivation")

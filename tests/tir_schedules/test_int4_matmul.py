@@ -214,6 +214,7 @@ BY_DLIGHT = [
     pytest.param(*LARGE, None, "float16", marks=pytest.mark.slow),
     *[(*LARGE, *rest) for rest in ((1, "float16"), (None, "float32"), (1, "float32"))],
     *[(*SMALL, rows, dtype) for rows in (None, 1) for dtype in ("float16", "float32")],
+    *[(*LARGE, rows, "bfloat16") for rows in (None, 1)],
 ]
 
 

@@ -18,8 +18,9 @@ from tir_schedules.tuning_space import Workload, chosen
 
 WORKLOAD = Workload("int4_matmul", 100, 70, 32, True, "float16", "float32")
 ONE = Record(
-    WORKLOAD, "1", {"int4": 2}, "measured", "a CPU", 2, "2026-11-30", "0.27.0", 6, 1e-5, 2e-5
+    WORKLOAD, "1", {"vectors": 2}, "measured", "a CPU", 2, "2026-11-30", "0.27.0", 6, 1e-5, 2e-5
 )
+FIVE = replace(ONE, parameters={"vectors": 5})
 MORE = replace(ONE, rows="2+", parameters={"rows": 4, "vectors": 2, "panel": 6})
 
 
@@ -52,7 +53,7 @@ def test_records_read_back(tmp_path):
 def test_each_range_of_rows_is_looked_up_on_its_own(tmp_path):
     parameters, tuned, _ = found(None, write(tmp_path, ONE))
     assert tuned == ("1",)
-    assert parameters["1"].int4 == 2
+    assert parameters["1"].vectors == 2
     assert parameters["2+"] == found(None)[0]["2+"]
     assert found(7, write(tmp_path, ONE))[1] == ()
     parameters, tuned, _ = found(7, write(tmp_path, ONE, MORE))
@@ -62,10 +63,10 @@ def test_each_range_of_rows_is_looked_up_on_its_own(tmp_path):
 
 def test_a_users_own_database_comes_first(tmp_path, no_shipped_records):
     write(no_shipped_records, ONE, replace(MORE, parameters={"rows": 2}))
-    write(tmp_path / "own", replace(ONE, parameters={"int4": 3}))
+    write(tmp_path / "own", replace(ONE, parameters={"vectors": 3}))
     parameters, tuned, diagnostics = found(None, tmp_path / "own")
     assert set(tuned) == {"1", "2+"}
-    assert (parameters["1"].int4, parameters["2+"].rows) == (3, 2)
+    assert (parameters["1"].vectors, parameters["2+"].rows) == (3, 2)
     assert diagnostics == []
 
 
@@ -88,7 +89,7 @@ def test_another_workload_is_not_tuned(tmp_path, change):
         (ONE.to_json("haswell").replace('"n": 100', '"n": "100"'), "n is '100'"),
         (ONE.to_json("haswell").replace('"n": 100, ', ""), "n is None"),
         (ONE.to_json("haswell").replace('"ranked"', '"rank"'), "rank"),
-        (ONE.to_json("haswell").replace('{"int4": 2}', "7"), "parameters is 7"),
+        (ONE.to_json("haswell").replace('{"vectors": 2}', "7"), "parameters is 7"),
         (ONE.to_json("haswell")[:-20], "line 2"),
         ("\x00", "line 2"),
     ],
@@ -118,11 +119,11 @@ def test_a_database_that_is_not_there_is_an_error(tmp_path):
 
 
 def test_a_record_outside_the_space_is_not_used(tmp_path):
-    parameters, tuned, (warning,) = found(1, write(tmp_path, replace(ONE, parameters={"int4": 5})))
+    parameters, tuned, (warning,) = found(1, write(tmp_path, FIVE))
     assert tuned == ()
     assert parameters == found(1)[0]
     assert (warning.severity, warning.code) == ("warning", "database-outdated")
-    assert "int4=5" in warning.message
+    assert "vectors=5" in warning.message
     assert str(WORKLOAD) in warning.message
 
 

@@ -87,7 +87,7 @@ def test_the_space_samples_what_the_rule_takes():
 
 def test_parameters_change_the_kernel():
     texts = {
-        str(Matmul().apply(with_parameters(matmul(1), {"1": {"int4": n}}), target(), False).mod)
+        str(Matmul().apply(with_parameters(matmul(1), {"1": {"vectors": n}}), target(), False).mod)
         for n in (1, 2, 3)
     }
     assert len(texts) == 3
@@ -96,9 +96,9 @@ def test_parameters_change_the_kernel():
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"1": {"streams": 4}}, "no parameter 'streams'; there are int4"),
-        ({"1": {"int4": 5}}, "int4=5; it takes"),
-        ({"1": {"int4": True}}, "int4=True"),
+        ({"1": {"streams": 4}}, "no parameter 'streams'; there are vectors"),
+        ({"1": {"vectors": 5}}, "vectors=5; it takes"),
+        ({"1": {"vectors": True}}, "vectors=True"),
         ({"2+": {"rows": 12}}, "no rows '2\\+'; there are 1"),
         ([1], "sits.parameters"),
     ],
@@ -109,7 +109,7 @@ def test_refuses_what_is_outside_the_space(given, word):
 
 
 def test_a_build_refuses_it_too():
-    mod = tvm.IRModule({"main": with_parameters(matmul(1), {"1": {"int4": 5}})})
+    mod = tvm.IRModule({"main": with_parameters(matmul(1), {"1": {"vectors": 5}})})
     with target(), collect() as found:
         ApplySchedules(*RULES)(mod)
     assert [diagnostic.code for diagnostic in found] == ["kernel-parameters"]
