@@ -100,7 +100,7 @@ def tracker(monkeypatch):
             started.append(
                 subprocess.Popen(
                     [sys.executable, "-m", *command],
-                    start_new_session=True,
+                    process_group=0,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
