@@ -200,8 +200,9 @@ def _is_matrix_transpose(call: relax.Call) -> bool:
 
 def _is_float_cast(call: relax.Call) -> bool:
     """A cast to an integer or to bfloat16 loses more than INT4 codes are computed from."""
-    kept = {"float32", "float16", str(call.args[0].ty.dtype)}
-    return call.op == _CAST and str(call.ty.dtype) in kept
+    if call.op != _CAST:
+        return False
+    return str(call.ty.dtype) in ("float32", "float16", str(call.args[0].ty.dtype))
 
 
 def _same_shape(call: relax.Call) -> bool:
