@@ -33,6 +33,15 @@ def split(index: tirx.Expr, extent: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
     return tirx.truncdiv(index, extent), tirx.truncmod(index, extent)
 
 
+def unflatten(index: tirx.Expr, extents: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+    """The indices, the last running fastest, of a position that is never negative."""
+    indices: list[tirx.Expr] = []
+    for extent in reversed(extents[1:]):
+        index, inner = split(index, extent)
+        indices.insert(0, inner)
+    return [index, *indices][: len(extents)]
+
+
 @dataclass(frozen=True)
 class Axes:
     """Axes fused into one, the last running fastest."""
@@ -45,15 +54,12 @@ class Axes:
 
     def at(self, index: tirx.Expr) -> dict[tirx.Var, tirx.Expr]:
         """The value of each axis at a position along the fused one."""
-        point = {}
-        for axis in reversed(self.iters[1:]):
-            index, point[axis.var] = split(index, axis.dom.extent)
-        return point | {axis.var: index for axis in self.iters[:1]}
+        indices = self.indices(index)
+        return {axis.var: at for axis, at in zip(self.iters, indices, strict=True)}
 
     def indices(self, index: tirx.Expr) -> list[tirx.Expr]:
         """`at`, in the order of the axes."""
-        point = self.at(index)
-        return [point[axis.var] for axis in self.iters]
+        return unflatten(index, [axis.dom.extent for axis in self.iters])
 
     def index(self, point: Point) -> tirx.Expr:
         """The inverse of `at`."""

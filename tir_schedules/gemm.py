@@ -32,7 +32,7 @@ from .emit import (
     store_columns,
     vectorized,
 )
-from .int4_decode import biased_code, decode_group
+from .int4_decode import ALL_LANES, float32_decoder
 from .packing import CODES_PER_WORD
 
 ReadLeft: TypeAlias = Callable[[Point, tirx.Expr, tirx.Expr], tirx.Expr]
@@ -166,10 +166,10 @@ def _pack_int4(weight: Int4Weight, first: tirx.Expr, panel: tirx.Buffer) -> None
         serial(words // per_group) as group,
     ):
         tile = T.Bind(first // LANES + v)
-        scale, offset = decode_group(weight, tile, group)
-        with serial(per_group) as w, vectorized() as lane:
-            word = group * per_group + w
-            codes = T.Bind(weight.codes[tile, word, lane])
-            for nibble in range(CODES_PER_WORD):
-                value = (biased_code(codes, nibble) - offset[lane]) * scale[lane]
-                T.buffer_store(panel, value, [v, word * CODES_PER_WORD + nibble, lane])
+        decode = float32_decoder(weight, tile, group)
+        scale = T.Bind(weight.scale[tile, group, ALL_LANES].astype(f"float32x{LANES}"))
+        with serial(per_group) as w:
+            word = T.Bind(group * per_group + w)
+            for part, level in enumerate(decode(T.Bind(weight.codes[tile, word, ALL_LANES]))):
+                at = [v, word * CODES_PER_WORD + part, ALL_LANES]
+                T.buffer_store(panel, level * scale, at)

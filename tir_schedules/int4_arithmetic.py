@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from tvm import tirx
+from tvm.tirx.script import builder as T
 
-from .contraction import LANES, Contraction
-from .emit import Loop
+from .contraction import LANES, Contraction, Int4Weight
+from .emit import Loop, registers
+from .int4_decode import Decode
 
 Row: TypeAlias = Sequence[tirx.Expr]
 """Indices of a row of the activations."""
-
-Decode: TypeAlias = Callable[[tirx.Expr], Iterable[tirx.Expr]]
-"""The parts of a vector of words."""
 
 
 class Arithmetic(Protocol):
@@ -59,6 +59,28 @@ MakeArithmetic: TypeAlias = Callable[[Contraction, Loop], Arithmetic]
 """Of a product; it may copy the activations, in a loop over rows."""
 
 
-def same(value: int) -> tirx.Expr:
-    """A vector of one value for words of codes."""
-    return tirx.Broadcast(tirx.const(value, "uint32"), LANES)
+class FloatArithmetic(ABC):
+    """What arithmetics of activations without scales share: float32 sums, and a copy (row, …)."""
+
+    lanes = LANES
+
+    def __init__(self, product: Contraction, loop: Loop) -> None:
+        assert isinstance(product.rhs, Int4Weight)
+        self.weight = product.rhs
+        self.x = self.copy(product, loop)
+
+    @staticmethod
+    @abstractmethod
+    def copy(product: Contraction, loop: Loop) -> tirx.Buffer:
+        """Emits the copy, zero from k on, where codes are padding."""
+
+    def row(self, index: tirx.Expr) -> Row:
+        return [T.Bind(index)]
+
+    def start(
+        self, rows: Sequence[Row], at: Sequence[tirx.Expr], group: tirx.Expr
+    ) -> list[list[tirx.Buffer]]:
+        return [registers(len(at)) for _ in rows]
+
+    def scale(self, row: Row, group: tirx.Expr) -> None:
+        return None

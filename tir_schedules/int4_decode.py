@@ -1,53 +1,52 @@
 """Vectors of INT4 weights in float32, exactly and without a conversion instruction.
 
-The four bits of a code in the low mantissa bits of 2**23 are the float 2**23 + code, so
+The four bits of a code among the mantissa bits of a power of two are a float32 of their own: where
+bit s weighs 1 in a float of magnitude 2**(23 - s), and the code is in bits s…s + 3,
 
-    code - zero == reinterpret(0x4B000000 | code) - (2**23 + zero)
+    code - zero == (2**(23 - s) + code) - (2**(23 - s) + zero)
 
-and neither side rounds: two integer instructions and one subtraction per vector.
+and neither side rounds. Masking two codes of each byte in place takes a shift for every two codes,
+a mask and a subtraction for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .contraction import Int4Weight
-from .emit import registers, vectorized
+from .contraction import LANES, Int4Weight
+from .emit import int64, registers, vectorized
 from .int4_matmul import nibble
 from .packing import CODES_PER_WORD, SYMMETRIC_ZERO
 
-_MAGIC_BITS = 0x4B000000
-_MAGIC = float(1 << 23)
+Decode: TypeAlias = Callable[[tirx.Expr], Iterable[tirx.Expr]]
+"""The parts of a vector of words."""
+
+ALL_LANES = tirx.Ramp(int64(0), int64(1), LANES)
+_IN_PLACE = (0, 4)
+"""The first bits of codes that are masked where they are."""
 
 
-def biased_code(word: tirx.Expr, nibble: tirx.Expr | int) -> tirx.Expr:
-    """2**23 + the code in a nibble of `word`."""
-    shift = tirx.const(4 * nibble, "uint32") if isinstance(nibble, int) else 4 * nibble
-    code = (word >> shift) & tirx.const(15, "uint32")
-    return tirx.reinterpret("float32", code | tirx.const(_MAGIC_BITS, "uint32"))
+def float32_decoder(weight: Int4Weight, tile: tirx.Expr, group: tirx.Expr) -> Decode:
+    """Emits what decoding words of a group takes; decodes to code - zero, in the order of k."""
+    zero = zero_points(weight, tile, group)
+    offsets = registers(len(_IN_PLACE))
+    for bit, offset in zip(_IN_PLACE, offsets, strict=True):
+        with vectorized() as lane:
+            T.buffer_store(offset, zero(lane).astype("float32") + 2.0 ** (23 - bit), [lane])
 
+    def decode(words: tirx.Expr) -> Iterable[tirx.Expr]:
+        for shift in range(0, 32, 8):
+            byte = words >> same(shift)
+            for bit, offset in zip(_IN_PLACE, offsets, strict=True):
+                power = same((127 + 23 - bit) << 23)
+                biased = tirx.reinterpret(f"float32x{LANES}", byte & same(15 << bit) | power)
+                yield biased - offset[ALL_LANES]
 
-def decode_group(
-    weight: Int4Weight, tile: tirx.Expr, group: tirx.Expr
-) -> tuple[tirx.Buffer, tirx.Buffer]:
-    """Emit loads of the scales and of 2**23 + the zero points of a group, 16 channels each."""
-    scale, offset = registers(2)
-    with vectorized() as lane:
-        T.buffer_store(scale, weight.scale[tile, group, lane].astype("float32"), [lane])
-        T.buffer_store(offset, _biased_zero(weight, tile, group, lane), [lane])
-    return scale, offset
-
-
-def _biased_zero(
-    weight: Int4Weight, tile: tirx.Expr, group: tirx.Expr, lane: tirx.Expr
-) -> tirx.Expr:
-    if weight.zero_point is None:
-        return tirx.const(_MAGIC + 8, "float32")
-    word = weight.zero_point[tile, group // CODES_PER_WORD, lane]
-    return biased_code(word, (group % CODES_PER_WORD).astype("uint32"))
+    return decode
 
 
 def zero_points(
@@ -58,3 +57,8 @@ def zero_points(
         return lambda lane: tirx.const(SYMMETRIC_ZERO, "int32")
     part = weight.zero_point
     return lambda lane: nibble(part[tile, group // CODES_PER_WORD, lane], group)
+
+
+def same(value: int) -> tirx.Expr:
+    """A vector of one value for words of codes."""
+    return tirx.Broadcast(tirx.const(value, "uint32"), LANES)

@@ -11,7 +11,7 @@ from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from .contraction import split
+from .contraction import unflatten
 from .emit import first_that_holds, int64, parallel, scratch, serial, vectorized, with_emitted_body
 from .int8_matmul import QUANTIZE_ACTIVATION, activation_code, activation_scale, magnitude
 from .tir_nodes import collect
@@ -61,7 +61,7 @@ class _Row:
 
         def all_rows() -> None:
             with parallel(count) as row:
-                self._emit(_indices(row, rows))
+                self._emit([T.Bind(at) for at in unflatten(row, rows)])
 
         first_that_holds([(count == 1, lambda: self._emit([int64(0)] * len(rows)))], all_rows)
 
@@ -122,15 +122,6 @@ class _Row:
             f"int32x{count}", tirx.Shuffle([byte], [int64(at) for at in order])
         )
         T.buffer_store(self.codes, words, [*row, tirx.Ramp(vector * count, int64(1), count)])
-
-
-def _indices(row: tirx.Expr, rows: Sequence[tirx.Expr]) -> list[tirx.Expr]:
-    """Those of the row-th row."""
-    indices: list[tirx.Expr] = []
-    for extent in reversed(rows[1:]):
-        row, index = split(row, extent)
-        indices.insert(0, T.Bind(index))
-    return [T.Bind(row), *indices]
 
 
 def _zeros(lanes: int) -> tirx.Buffer:

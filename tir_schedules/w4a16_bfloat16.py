@@ -8,16 +8,16 @@ gives none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .compute_bfloat16 import bfloat16_bits
-from .contraction import LANES, Contraction, Int4Weight
-from .emit import Loop, int64, registers, serial, vectorized
-from .int4_arithmetic import Decode, Row, same
-from .int4_decode import zero_points
+from .contraction import LANES, Contraction
+from .emit import Loop, int64, serial, vectorized
+from .int4_arithmetic import FloatArithmetic, Row
+from .int4_decode import ALL_LANES, Decode, same, zero_points
 from .packing import CODES_PER_WORD
 
 _PAIRS = CODES_PER_WORD // 2
@@ -52,33 +52,25 @@ declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloa
 bfloat16, so pairs travel as int32. The table is read at the low 5 bits of its index."""
 
 
-class Bfloat16Arithmetic:
-    """Two products at a time; copies the activations, in a `loop` over rows."""
+class Bfloat16Arithmetic(FloatArithmetic):
+    """Two products at a time."""
 
-    lanes, parts, dtype = LANES, _PAIRS, "int32"
+    parts, dtype = _PAIRS, "int32"
 
-    def __init__(self, product: Contraction, loop: Loop) -> None:
-        assert isinstance(product.rhs, Int4Weight)
-        self.weight = product.rhs
-        self.x = _pairs(product, loop)
-
-    def row(self, index: tirx.Expr) -> Row:
-        return [T.Bind(index)]
+    @staticmethod
+    def copy(product: Contraction, loop: Loop) -> tirx.Buffer:
+        """The left operand (row, pair)."""
+        return _pairs(product, loop)
 
     def activation(self, row: Row, word: tirx.Expr, part: int) -> tirx.Expr:
         return self.x[(*row, word * _PAIRS + part)]
-
-    def start(
-        self, rows: Sequence[Row], at: Sequence[tirx.Expr], group: tirx.Expr
-    ) -> list[list[tirx.Buffer]]:
-        return [registers(len(at)) for _ in rows]
 
     def decoder(self, tile: tirx.Expr, group: tirx.Expr) -> Decode:
         zero = zero_points(self.weight, tile, group)
         zeros = T.alloc_buffer((int64(LANES),), "int32", scope="local")
         with vectorized() as lane:
             T.buffer_store(zeros, zero(lane) * _TWICE, [lane])
-        pairs = zeros[tirx.Ramp(int64(0), int64(1), LANES)]
+        pairs = zeros[ALL_LANES]
 
         def decode(words: tirx.Expr) -> Iterable[tirx.Expr]:
             for t in range(_PAIRS):
@@ -87,9 +79,6 @@ class Bfloat16Arithmetic:
                 yield T.Bind(tirx.call_extern("int32x16", "sits_bfloat16_difference", codes, pairs))
 
         return decode
-
-    def scale(self, row: Row, group: tirx.Expr) -> None:
-        return None
 
     def add(self, sums: tirx.Expr, part: tirx.Expr, activation: tirx.Expr) -> tirx.Expr:
         return tirx.call_extern("float32x16", "sits_bfloat16_dot", sums, part, activation)

@@ -13,8 +13,8 @@ from tvm.tirx.script import builder as T
 
 from .contraction import LANES, Contraction, Int4Weight, Int8Rows
 from .emit import Loop, int64, vectorized
-from .int4_arithmetic import Decode, Row
-from .int4_decode import zero_points
+from .int4_arithmetic import Row
+from .int4_decode import Decode, zero_points
 from .int8_dot import Int8Dot
 
 _NIBBLES = 0x0F0F0F0F
