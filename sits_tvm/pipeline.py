@@ -134,12 +134,10 @@ def run_on_host(mod: IRModule) -> Run:
 
 def kernel_passes(config: Config, target: Target, report: Report) -> list[Pass]:
     """Phase 2: from Relax ops to scheduled PrimFuncs."""
-    on_cpu = target.kind.name == "llvm"
     return [
         *fusion_passes(config, target, report),
         tir_schedules.ApplyRecords(tir_schedules.RULES, config.database),
-        tir_schedules.ApplySchedules(*tir_schedules.RULES),
-        *(_cpu_kernel_passes() if on_cpu else []),
+        *tir_schedules.scheduling_passes(target),
     ]
 
 
@@ -167,10 +165,6 @@ def fusion_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
     ]
-
-
-def _cpu_kernel_passes() -> list[Pass]:
-    return [tir_schedules.ComputeBfloat16(), tir_schedules.AcceptUnalignedTensors()]
 
 
 def lower_to_vm(target: Target) -> Pass:

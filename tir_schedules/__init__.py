@@ -1,5 +1,6 @@
 """Kernels and schedules: the INT4 format, INT4 PrimFuncs, and the rules that schedule PrimFuncs."""
 
+from tvm.ir.transform import Pass
 from tvm.s_tir import dlight
 from tvm.target import Target
 
@@ -32,6 +33,12 @@ RULES = (
 """In order of preference; each leaves functions and targets that are not its own alone."""
 
 
+def scheduling_passes(target: Target) -> list[Pass]:
+    """From PrimFuncs without a schedule to kernels that the target can run."""
+    on_cpu = [ComputeBfloat16(), AcceptUnalignedTensors()]
+    return [ApplySchedules(*RULES), *(on_cpu if target.kind.name == "llvm" else [])]
+
+
 def packed_lanes(target: Target) -> int:
     """Output channels that the target's INT4 kernels want side by side, see `packing`."""
     return LANES if target.kind.name == "llvm" else 1
@@ -44,5 +51,6 @@ __all__ = [
     "ApplySchedules",
     "ComputeBfloat16",
     "packed_lanes",
+    "scheduling_passes",
     "tuned_rows",
 ]

@@ -24,7 +24,7 @@ from tvm.target import Target
 import sits_tvm  # noqa: F401, first: see tir_schedules
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.target import parse_target
-from tir_schedules import RULES, AcceptUnalignedTensors, ComputeBfloat16
+from tir_schedules import RULES, scheduling_passes
 from tir_schedules.tuning_space import Workload, sampled, with_parameters
 
 from .search import values_of
@@ -77,11 +77,8 @@ def build_candidate(mod: IRModule, target: Target, _params: Any) -> Module:
     """`f_build` of a builder: what was sampled, scheduled and compiled as in a build."""
     func = with_parameters(mod["main"], sampled(mod["main"]))
     with target:
-        schedules = (rule.apply(func, target, False) for rule in RULES)
-        schedule = next(found for found in schedules if found is not None)
-        passes = [ComputeBfloat16(), AcceptUnalignedTensors()]
-        unaligned = tvm.transform.Sequential(passes)(schedule.mod)
-        return tvm.tirx.build(unaligned, target=target)
+        scheduled = tvm.transform.Sequential(scheduling_passes(target))(IRModule({"main": func}))
+        return tvm.tirx.build(scheduled, target=target)
 
 
 def allocate(check: Check, *call: Any) -> list[list[Tensor]]:

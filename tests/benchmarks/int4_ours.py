@@ -12,7 +12,7 @@ from tvm import tirx
 
 from sits_tvm import parse_target
 from tests.benchmarks.int4_case import Case, Kernel, NotMeasured
-from tir_schedules import RULES, ApplyRecords, ApplySchedules, ComputeBfloat16
+from tir_schedules import RULES, ApplyRecords, scheduling_passes
 from tir_schedules.int4_matmul import int4_matmul
 from tir_schedules.int8_matmul import int8_matmul, quantize_activation
 from tir_schedules.packed_layout import PackedLayout
@@ -59,7 +59,7 @@ def w4a8(case: Case, rows: int | None = None) -> Kernel:
 
 def compiled(func: tirx.PrimFunc) -> Callable[..., None]:
     """As a build does it, with the tuning records that ship."""
-    passes = [ApplyRecords(RULES), ApplySchedules(*RULES), ComputeBfloat16()]
+    passes = [ApplyRecords(RULES), *scheduling_passes(TARGET)]
     with TARGET:
         mod = tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))
     assert mod["main"].attrs["sits.rule"] in ("Matmul", "QuantizeActivation")
