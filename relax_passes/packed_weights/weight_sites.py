@@ -9,11 +9,12 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 
+from relax_passes.op._affine import FLOATS
+
 MATMUL, TAKE = Op.get("relax.matmul"), Op.get("relax.take")
 _PERMUTE, _CAST, _RESHAPE = (
     Op.get(f"relax.{name}") for name in ("permute_dims", "astype", "reshape")
 )
-_FLOATS = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def reason_against(
         ("activation", activation.dtype),
         ("result", call.ty.dtype),
     ):
-        if str(dtype) not in _FLOATS:
+        if str(dtype) not in FLOATS:
             return "dtype-not-supported", (
                 f"the {what} is {dtype}; INT4 kernels take float16, bfloat16 and "
                 "float32 (import the model with dtype=float32)"
