@@ -60,7 +60,8 @@ def test_values_for_every_number_of_rows(rng, dtype):
 
 def test_one_quantization_for_two_projections_and_no_kernel_between(rng):
     params = random_params(rng)
-    report = sits_tvm.build(gated(), CPU, params=params, config=W4A8).report
+    lowered, report = sits_tvm.lower(gated(), CPU, params=params, config=W4A8)
+    assert lowered.script().count("call_tir(cls.quantize_activation") == 1
     assert sorted(kernel.name.rstrip("0123456789") for kernel in report.kernels) == [
         "fused_int8_matmul_add_silu",
         "fused_int8_matmul_multiply_add",

@@ -90,6 +90,18 @@ def test_w4a8_runs_on_integers(rows):
     np.testing.assert_allclose(w4a8(layout, rows)(x, parts), 1000, rtol=1e-6)
 
 
+@pytest.mark.parametrize("family", [w4a16, w4a8])
+@pytest.mark.parametrize("n", [2048, 1000])
+def test_one_row_reads_every_channel(n, family):
+    """More channels than a core reads at once, so that each stream takes several steps."""
+    layout = PackedLayout(n, 32, QuantSpec(group_size=32), LANES)
+    parts = random_weight(np.random.default_rng(0), layout)
+    x = np.zeros((1, 32), "float32")
+    x[0, 5] = 1
+    y = family(layout, 1)(x, parts)
+    np.testing.assert_allclose(y[0], unpack(tuple(parts), layout)[:, 5], rtol=2e-7)
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 40),
