@@ -9,6 +9,7 @@ import sits_tvm  # noqa: F401, first: it imports the modules of this package one
 from .alignment import AcceptUnalignedTensors
 from .apply import ApplySchedules
 from .apply_records import ApplyRecords
+from .attention import Attention
 from .compute_bfloat16 import ComputeBfloat16
 from .contraction import LANES
 from .fake_quantize_gradient import FakeQuantizeGradient
@@ -18,7 +19,8 @@ from .matmul import Matmul
 from .quantize_activation import QuantizeActivation
 from .tuning_space import tuned_rows
 
-RULES = (
+RULES: tuple[dlight.ScheduleRule, ...] = (
+    Attention(),
     Matmul(),
     QuantizeActivation(),
     FakeQuantizeGradient(),

@@ -11,21 +11,20 @@ Dao et al. 2022, arXiv 2205.14135), so that no matrix of Sq x Sk scores exists.
 
 from __future__ import annotations
 
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
-from .attention_cpu import cpu_attention
-from .attention_cuda import cuda_attention
-from .attention_spec import AttentionSpec, attention_spec
-
-__all__ = ["AttentionSpec", "attention_kernel"]
-
-# TOpPattern kOpaque: FuseOps leaves calls of such a function alone.
-_OPAQUE = 8
+from .attention_cpu import cpu_attention, cpu_spaces
+from .attention_cuda import cuda_attention, cuda_refusal
+from .attention_plain import plain_attention
+from .attention_spec import attention_spec, spec_of
+from .attention_workload import FAMILY, excerpt, inputs, prim_func, workload_of
+from .tuning_space import Spaces, TunableRule, chosen, search_space
+from .workloads import AttentionWorkload
 
 
 def attention_kernel(call: relax.Call, target: Target) -> tirx.PrimFunc | str:
-    """The scheduled kernel of a call of `relax.sits.attention`, or why there is none.
+    """The function of a call of `relax.sits.attention`, or why it has no kernel.
 
     Parameters
     ----------
@@ -36,21 +35,44 @@ def attention_kernel(call: relax.Call, target: Target) -> tirx.PrimFunc | str:
     Returns
     -------
     PrimFunc or str
-        Of `AttentionSpec.arguments`; the shapes of these bind symbolic extents. It is marked
-        ``tirx.is_scheduled``, names its ``sits.rule``, and is opaque to fusion.
+        Of `AttentionSpec.arguments`; the shapes of these bind symbolic extents. It has no schedule,
+        for which `Attention` is, and is opaque to fusion.
     """
     spec = attention_spec(call)
     if isinstance(spec, str):
         return spec
-    kernel = _kernel(spec, target)
-    if isinstance(kernel, str):
-        return kernel
-    attrs = {"tirx.is_scheduled": True, "sits.rule": "Attention", "op_pattern": _OPAQUE}
-    return kernel.with_attr(attrs)
-
-
-def _kernel(spec: AttentionSpec, target: Target) -> tirx.PrimFunc | str:
-    kernels = {"llvm": cpu_attention, "cuda": cuda_attention}
-    if target.kind.name not in kernels:
+    refusals = {"llvm": lambda *_: None, "cuda": cuda_refusal}
+    if target.kind.name not in refusals:
         return f"there is no kernel for {target.kind.name}"
-    return kernels[target.kind.name](spec, target)
+    refusal = refusals[target.kind.name](spec, target)
+    return plain_attention(spec) if refusal is None else refusal
+
+
+class Attention(TunableRule[AttentionWorkload]):
+    """Replace what `attention_kernel` made by the kernel of the target."""
+
+    families = (FAMILY,)
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The kernel, or its search space; None if the function is no attention."""
+        spec = spec_of(func)
+        if spec is None:
+            return None
+        if target.kind.name == "cuda":
+            return s_tir.Schedule(cuda_attention(func, spec))
+        spaces = cpu_spaces(spec, target)
+        if tunable:
+            return search_space(func, spaces)
+        return s_tir.Schedule(cpu_attention(func, spec, spaces, chosen(func, spaces)))
+
+    def workload(self, func: tirx.PrimFunc, target: Target) -> AttentionWorkload | None:
+        spec = spec_of(func) if target.kind.name == "llvm" else None
+        return None if spec is None else workload_of(spec)
+
+    def spaces(self, func: tirx.PrimFunc, target: Target) -> Spaces:
+        spec = spec_of(func)
+        return {} if spec is None else cpu_spaces(spec, target)
+
+    prim_func = staticmethod(prim_func)
+    inputs = staticmethod(inputs)
+    excerpt = staticmethod(excerpt)

@@ -131,14 +131,8 @@ class KeyPart:
     def _hide(self, first: tirx.Expr, count: tirx.Expr) -> None:
         with serial(self.tile.rows) as row:
             query, _ = self.rows.query_and_head(row)
-            with serial(count) as key, T.If(self._hides(query, first + key)), T.Then():
+            with serial(count) as key, T.If(self.rows.hides(query, first + key)), T.Then():
                 T.buffer_store(self.scores, float32(HIDDEN), [row, key])
-
-    def _hides(self, query: tirx.Expr, key: tirx.Expr) -> tirx.Expr:
-        upper, lower = self.spec.last_visible, self.spec.first_visible
-        tests = [] if upper is None else [key > query + upper]
-        tests += [] if lower is None else [key < query + lower]
-        return tirx.any(*tests)
 
     def _softmax(self, row: tirx.Expr, count: tirx.Expr) -> None:
         """As in `attention_cpu_tile`; lanes beyond `count` hold hidden keys."""

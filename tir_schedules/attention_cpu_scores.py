@@ -15,7 +15,7 @@ from .emit import int64, scratch, serial
 from .vector_math import tanh
 
 HIDDEN = float("-inf")
-_LOWEST = float(ml_dtypes.finfo("float32").min)
+LOWEST = float(ml_dtypes.finfo("float32").min)
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,13 @@ class Rows:
             start = tirx.max(start, self.first_query + self.spec.first_visible)
         start = opaque(start)
         return start, opaque(tirx.max(stop, start))
+
+    def hides(self, query: tirx.Expr, key: tirx.Expr) -> tirx.Expr:
+        """Whether offset and window hide a key from a query."""
+        upper, lower = self.spec.last_visible, self.spec.first_visible
+        tests = [] if upper is None else [key > query + upper]
+        tests += [] if lower is None else [key < query + lower]
+        return tirx.any(*tests) if tests else tirx.const(False, "bool")
 
     def by_visibility(
         self, first: tirx.Expr, last: tirx.Expr, body: Callable[[bool], None]
@@ -130,7 +137,7 @@ def inverse(spec: AttentionSpec, total: tirx.Expr) -> tirx.Expr:
 
 def is_uniform(maximum: tirx.Expr, total: tirx.Expr) -> tirx.Expr:
     """Whether `empty_row` "uniform" applies: hidden keys count as scores of the lowest number."""
-    return tirx.all(maximum <= float32(_LOWEST), tirx.Not(tirx.isnan(total)))
+    return tirx.all(maximum <= float32(LOWEST), tirx.Not(tirx.isnan(total)))
 
 
 def is_mask(spec: AttentionSpec) -> bool:

@@ -28,34 +28,23 @@ from .emit import when, with_emitted_body
 _WIDEST = 256
 
 
-def cuda_attention(spec: AttentionSpec, target: Target) -> tirx.PrimFunc | str:
-    """The kernel of `spec`, or why there is none.
+def cuda_attention(func: tirx.PrimFunc, spec: AttentionSpec) -> tirx.PrimFunc:
+    """The kernel of `func`, a `plain_attention` of `spec` that `cuda_refusal` has nothing against.
 
-    What a hidden key holds does not matter. An Inf or NaN among its values makes rows NaN that
-    see other keys of its tile, as 0 · v does in the plain form.
-
-    Parameters
-    ----------
-    spec : AttentionSpec
-        D and Dv up to 256; even ones, unless it is float32. Widths are filled up with zeros to
-        multiples of 16 in shared memory. Operands are copied 16 bytes at a time where D and Dv
-        are multiples of that, else 8 or 4.
-    target : Target
-        Of kind cuda, sm_80 or newer.
-
-    Returns
-    -------
-    PrimFunc or str
-        Of ``spec.arguments``. 128 threads per block; one block per 64 rows and key/value head.
+    128 threads per block; one block per 64 rows and key/value head. Widths are filled up with
+    zeros to multiples of 16 in shared memory. Operands are copied 16 bytes at a time where D and
+    Dv are multiples of that, else 8 or 4. What a hidden key holds does not matter. An Inf or NaN
+    among its values makes rows NaN that see other keys of its tile, as 0 · v does in the plain
+    form.
     """
-    refusal = _refusal(spec, target)
-    if refusal is not None:
-        return refusal
-    func = tirx.PrimFunc(spec.arguments, tirx.Evaluate(0))
-    return with_emitted_body(func, lambda: _emit(spec)).with_attr("tirx.noalias", True)
+    return with_emitted_body(func, lambda: _emit(spec))
 
 
-def _refusal(spec: AttentionSpec, target: Target) -> str | None:
+def cuda_refusal(spec: AttentionSpec, target: Target) -> str | None:
+    """Why a target of kind cuda has no kernel of `spec`; None if it has.
+
+    It takes D and Dv up to 256, even ones unless it is float32, and sm_80 or newer.
+    """
     arch = str(target.attrs.get("arch", ""))
     number = re.search(r"\d+", arch)
     if number is None or int(number[0]) < 80:

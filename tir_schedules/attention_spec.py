@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,10 @@ from tvm.sym import Analyzer
 
 from .emit import int64
 
+ATTRIBUTE = "sits.attention"
+"""Of a PrimFunc: the attributes of the op, see `AttentionSpec.attributes`."""
+
+_NAMES = ("scale", "causal", "window", "softcap", "empty_row")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -48,6 +53,11 @@ class AttentionSpec:
         """The parameters of the PrimFunc, in order."""
         bias = [] if self.bias is None else [self.bias]
         return [self.q, self.k, self.v, *bias, self.out]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those of the op."""
+        return {name: getattr(self, name) for name in _NAMES}
 
     @property
     def batch(self) -> tirx.Expr:
@@ -118,7 +128,6 @@ def attention_spec(call: relax.Call) -> AttentionSpec | str:
         dims = zip(biases[0].shape, _last(scores, biases[0].ndim), strict=True)
         shape = [int64(1) if _is_one(dim) else extent for dim, extent in dims]
         bias = tirx.decl_buffer(shape, str(biases[0].dtype), "bias")
-    names = ("scale", "causal", "window", "softcap", "empty_row")
     dtype = str(q.dtype)
     return AttentionSpec(
         q=tirx.decl_buffer([batch, heads, num_queries, width], dtype, "q"),
@@ -126,8 +135,17 @@ def attention_spec(call: relax.Call) -> AttentionSpec | str:
         v=tirx.decl_buffer([batch, kv_heads, num_keys, value_width], dtype, "v"),
         out=tirx.decl_buffer([batch, heads, num_queries, value_width], dtype, "out"),
         bias=bias,
-        **{name: _python(call.attrs[name]) for name in names},
+        **_attributes(call.attrs),
     )
+
+
+def spec_of(func: tirx.PrimFunc) -> AttentionSpec | None:
+    """What a PrimFunc computes, if it is the `plain_attention` of a spec."""
+    attributes = func.attrs.get(ATTRIBUTE)
+    if attributes is None:
+        return None
+    q, k, v, *bias, out = func.params
+    return AttentionSpec(q, k, v, out, bias[0] if bias else None, **_attributes(attributes))
 
 
 def _refusal(call: relax.Call) -> str | None:
@@ -169,6 +187,7 @@ def _is_one(dim: tirx.Expr) -> bool:
     return Analyzer().can_prove_equal(dim, 1)
 
 
-def _python(value: Any) -> Any:
-    """An attribute as a Python number, string or None."""
-    return str(value) if isinstance(value, str) else value
+def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As Python numbers, strings or None."""
+    found = {name: values[name] for name in _NAMES}
+    return {name: str(x) if isinstance(x, str) else x for name, x in found.items()}

@@ -7,28 +7,26 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 from tvm import s_tir, tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
 from .contraction import Contraction, Int4Weight, Int8Rows
 from .cpu_target import cores, has_feature
-from .emit import first_that_holds, with_emitted_body
+from .emit import with_emitted_body
 from .gemm import gemm
 from .gemv import gemv
 from .int4_arithmetic import MakeArithmetic
 from .int4_tiles import RegisterTile, int4_product
 from .int8_dot import int8_dot
 from .matmul_spaces import balanced, bfloat16_spaces, float32_spaces, float_spaces, int8_spaces
-from .matmul_workload import FAMILIES, inputs, prim_func, workload_of
+from .matmul_workload import FAMILIES, excerpt, inputs, prim_func, workload_of
 from .recognise import recognise
 from .tuning_space import (
-    Inputs,
     Spaces,
     TunableRule,
-    Workload,
     chosen,
+    emit_buckets,
     reachable,
     search_space,
 )
@@ -36,9 +34,10 @@ from .vector_math import vectorizable_math
 from .w4a8 import Int8Arithmetic
 from .w4a16 import Float32Arithmetic
 from .w4a16_bfloat16 import LLVM, Bfloat16Arithmetic
+from .workloads import MatmulWorkload
 
 
-class Matmul(TunableRule):
+class Matmul(TunableRule[MatmulWorkload]):
     """Schedule matmul, its transposed and batched forms, and INT4 matmul, with fused epilogues.
 
     One function serves every number of rows: if the number is symbolic, it is looked at when the
@@ -60,7 +59,7 @@ class Matmul(TunableRule):
         scheduled = with_emitted_body(func, lambda: _emit(product, spaces, parameters, target))
         return s_tir.Schedule(scheduled.with_body(vectorizable_math(scheduled.body)))
 
-    def workload(self, func: tirx.PrimFunc, target: Target) -> Workload | None:
+    def workload(self, func: tirx.PrimFunc, target: Target) -> MatmulWorkload | None:
         product = recognise(func) if target.kind.name == "llvm" else None
         return None if product is None else workload_of(product)
 
@@ -68,11 +67,9 @@ class Matmul(TunableRule):
         product = recognise(func)
         return {} if product is None else _spaces(product, target)
 
-    def prim_func(self, workload: Workload, rows: int | None) -> tirx.PrimFunc:
-        return prim_func(workload, rows)
-
-    def inputs(self, workload: Workload, rows: int, rng: np.random.Generator) -> Inputs:
-        return inputs(workload, rows, rng)
+    prim_func = staticmethod(prim_func)
+    inputs = staticmethod(inputs)
+    excerpt = staticmethod(excerpt)
 
 
 def _spaces(product: Contraction, target: Target) -> Spaces:
@@ -93,13 +90,11 @@ def _multiplies_pairs(product: Contraction, target: Target) -> bool:
 
 
 def _emit(product: Contraction, spaces: Spaces, parameters: dict[str, Any], target: Target) -> None:
-    """Code for each bucket; where the rows are symbolic, the number decides when it runs."""
-    *few, (_, last) = [
-        (space, partial(_emit_bucket, product, bucket, parameters[bucket], target))
-        for bucket, space in spaces.items()
-    ]
-    rows = product.rows.extent
-    first_that_holds([(space.holds(rows), emit) for space, emit in few], last)
+    emit_buckets(
+        product.rows.extent,
+        spaces,
+        lambda bucket: _emit_bucket(product, bucket, parameters[bucket], target),
+    )
 
 
 def _emit_bucket(product: Contraction, bucket: str, parameters: Any, target: Target) -> None:

@@ -11,14 +11,15 @@ from .contraction import LANES, Contraction, Int4Weight, Int8Rows
 from .int4_matmul import int4_matmul
 from .int8_matmul import LARGEST_CODE, int8_matmul
 from .packed_layout import PackedLayout
-from .tuning_space import Inputs, Workload
+from .tuning_space import Excerpt
+from .workloads import MatmulWorkload
 
 _FLOAT, _INT8 = FAMILIES = ("int4_matmul", "int8_matmul")
 _ROUNDED = "bfloat16"
 """Activations of float32 that are rounded: NumPy has no such type."""
 
 
-def workload_of(product: Contraction) -> Workload | None:
+def workload_of(product: Contraction) -> MatmulWorkload | None:
     """None if the weight is not INT4. For INT8 activations, k is padded to whole groups."""
     weight = product.rhs
     if not isinstance(weight, Int4Weight):
@@ -28,7 +29,7 @@ def workload_of(product: Contraction) -> Workload | None:
     else:
         family, k = _FLOAT, product.reduction.dom.extent.value
         dtype = product.left_dtype
-    return Workload(
+    return MatmulWorkload(
         family=family,
         n=product.column.dom.extent.value,
         k=k,
@@ -39,7 +40,7 @@ def workload_of(product: Contraction) -> Workload | None:
     )
 
 
-def prim_func(workload: Workload, rows: int | None) -> tirx.PrimFunc:
+def prim_func(workload: MatmulWorkload, rows: int | None) -> tirx.PrimFunc:
     layout = _layout(workload)
     if workload.family == _INT8:
         return int8_matmul(rows, layout, "float32")
@@ -47,7 +48,7 @@ def prim_func(workload: Workload, rows: int | None) -> tirx.PrimFunc:
     return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, LANES)
 
 
-def inputs(workload: Workload, rows: int, rng: np.random.Generator) -> Inputs:
+def inputs(workload: MatmulWorkload, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Arguments of `prim_func`, from a normal distribution; codes are uniform."""
     layout = _layout(workload)
     weight = [
@@ -58,14 +59,22 @@ def inputs(workload: Workload, rows: int, rng: np.random.Generator) -> Inputs:
     ]
     if workload.family == _FLOAT:
         x = rng.standard_normal((rows, layout.k), "float32")
-        return [x if workload.dtype == _ROUNDED else x.astype(workload.dtype)], weight
+        return [x if workload.dtype == _ROUNDED else x.astype(workload.dtype), *weight]
     codes = rng.integers(-LARGEST_CODE, LARGEST_CODE + 1, (rows, layout.padded_k), dtype="int8")
     sums = codes.reshape(rows, layout.groups, layout.group_size).sum(-1, dtype="int32")
     scale = rng.random(sums.shape, "float32")
-    return [codes.view("int32"), scale, sums], weight
+    return [codes.view("int32"), scale, sums, *weight]
 
 
-def _layout(workload: Workload) -> PackedLayout:
+def excerpt(workload: MatmulWorkload, rows: int, inputs: list[np.ndarray]) -> Excerpt:
+    """A few rows."""
+    at = sorted({0, 1 % rows, rows // 2, rows - 1})
+    first = len(inputs) - len(_layout(workload).shapes)
+    part = [*(x[at] for x in inputs[:first]), *inputs[first:]]
+    return Excerpt(prim_func(workload, len(at)), part, at, workload.k)
+
+
+def _layout(workload: MatmulWorkload) -> PackedLayout:
     spec = QuantSpec(
         group_size=workload.group_size,
         symmetric=workload.symmetric,

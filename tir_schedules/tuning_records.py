@@ -19,7 +19,7 @@ from tvm.target import Target
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
 
-from .tuning_space import Workload
+from .workloads import WORKLOADS, Workload
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "database"
@@ -58,14 +58,18 @@ class Record:
             raise ValueError(f"format {found!r}, where this version reads {FORMAT}")
         if values.get("arch") != arch:
             raise ValueError(f"a record of {values.get('arch')!r} in the folder of {arch!r}")
-        workload = Workload(**{name: values.pop(name, None) for name in _types(Workload)})
+        family = values.get("family")
+        if family not in WORKLOADS:
+            raise ValueError(f"family is {family!r}; there are {', '.join(WORKLOADS)}")
+        kind = WORKLOADS[family]
+        workload = kind(**{name: values.pop(name, None) for name in _types(kind)})
         del values["format"], values["arch"]
         record = cls(workload, **values)
-        for part in (workload, record):
-            for name, kind in _types(type(part)).items():
-                value = getattr(part, name)
-                if type(value).__name__ not in kind.partition("[")[0].replace("None", "NoneType"):
-                    raise ValueError(f"{name} is {value!r}, which is no {kind}")
+        types, found = {**_types(kind), **_types(cls)}, {**vars(workload), **vars(record)}
+        for name in types.keys() - {"workload"}:
+            expected = types[name].partition("[")[0].replace("None", "NoneType")
+            if type(found[name]).__name__ not in expected:
+                raise ValueError(f"{name} is {found[name]!r}, which is no {types[name]}")
         return record
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from tvm import s_tir, tirx
@@ -22,30 +23,11 @@ from tvm.target import Target
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
 
+from .emit import first_that_holds
+from .workloads import Workload
+
 ATTRIBUTE = "sits.parameters"
-Inputs: TypeAlias = tuple[list[np.ndarray], list[np.ndarray]]
-"""Activations, whose first axis is that of the rows, and the parts of the weight."""
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What a kernel with an INT4 weight W[n, k] computes, but for the number of rows.
-
-    `group_size` is -1 where one group spans k; `dtype` is that of the activations.
-    """
-
-    family: str
-    n: int
-    k: int
-    group_size: int
-    symmetric: bool
-    scale_dtype: str
-    dtype: str
-
-    def __str__(self) -> str:
-        group = "per channel" if self.group_size == -1 else f"g{self.group_size}"
-        kind = "" if self.symmetric else " asymmetric"
-        return f"{self.family} {self.n}x{self.k} {group}{kind} {self.dtype}"
+W = TypeVar("W", bound=Workload)
 
 
 @dataclass(frozen=True)
@@ -96,13 +78,35 @@ Spaces: TypeAlias = dict[str, Space]
 """By bucket, from few rows to many."""
 
 
-class TunableRule(ScheduleRule):
+@dataclass(frozen=True)
+class Excerpt:
+    """A part of what a kernel computes, to check it by.
+
+    Attributes
+    ----------
+    func : PrimFunc
+        Without a schedule; its output is the part.
+    inputs : list of arrays
+        Its arguments, but for the output.
+    at : list of int
+        The positions along the first axis of the kernel's output that the part is.
+    terms : int
+        Numbers added up for an element of it: how far rounding goes.
+    """
+
+    func: tirx.PrimFunc
+    inputs: list[np.ndarray]
+    at: list[int]
+    terms: int
+
+
+class TunableRule(ScheduleRule, Generic[W]):
     """A rule whose kernels `sits_tvm.tune` can tune."""
 
     families: Sequence[str]
 
     @abstractmethod
-    def workload(self, func: tirx.PrimFunc, target: Target) -> Workload | None:
+    def workload(self, func: tirx.PrimFunc, target: Target) -> W | None:
         """What the database knows `func` by; None if the rule does not tune it."""
 
     @abstractmethod
@@ -110,12 +114,16 @@ class TunableRule(ScheduleRule):
         """The parameters of each bucket that the rows of `func` may be in."""
 
     @abstractmethod
-    def prim_func(self, workload: Workload, rows: int | None) -> tirx.PrimFunc:
+    def prim_func(self, workload: W, rows: int | None) -> tirx.PrimFunc:
         """The plain function of a workload, which candidates schedule; None: symbolic rows."""
 
     @abstractmethod
-    def inputs(self, workload: Workload, rows: int, rng: np.random.Generator) -> Inputs:
+    def inputs(self, workload: W, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Arguments of `prim_func`, but for the output."""
+
+    @abstractmethod
+    def excerpt(self, workload: W, rows: int, inputs: list[np.ndarray]) -> Excerpt:
+        """A part of the output for `inputs` that the plain function computes in seconds."""
 
 
 def reachable(rows: tirx.Expr, spaces: Spaces) -> Spaces:
@@ -151,6 +159,13 @@ def chosen(func: tirx.PrimFunc, spaces: Spaces) -> dict[str, Any]:
     except (ValueError, AttributeError) as error:
         message = f"the attribute {ATTRIBUTE} is {given}: {error}"
         raise SitsError([Diagnostic.error("kernel-parameters", message)]) from error
+
+
+def emit_buckets(rows: tirx.Expr, spaces: Spaces, emit: Callable[[str], None]) -> None:
+    """Code for each bucket; where the number of rows is symbolic, it decides when it runs."""
+    *few, (last, _) = spaces.items()
+    branches = [(space.holds(rows), partial(emit, bucket)) for bucket, space in few]
+    first_that_holds(branches, partial(emit, last))
 
 
 def search_space(func: tirx.PrimFunc, spaces: Spaces) -> s_tir.Schedule:

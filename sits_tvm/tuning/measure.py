@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm
 from tvm.ir import IRModule
@@ -25,7 +26,8 @@ import sits_tvm  # noqa: F401, first: see tir_schedules
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.target import parse_target
 from tir_schedules import RULES, scheduling_passes
-from tir_schedules.tuning_space import Workload, sampled, with_parameters
+from tir_schedules.tuning_space import sampled, with_parameters
+from tir_schedules.workloads import Workload
 
 from .search import values_of
 from .tasks import Task
@@ -42,29 +44,31 @@ _WRONG = "wrong result"
 
 @dataclass(frozen=True)
 class Check:
-    """What rows `at` of the output for seeded inputs are to be, within `limit`."""
+    """What the output for seeded inputs is to be at positions `at` of its first axis, within
+    `limit`."""
 
     workload: Workload
     rows: int
-    at: tuple[int, ...]
+    at: list[int]
     expected: np.ndarray
     limit: float
 
 
 def check_of(task: Task) -> Check:
-    """The check of a task's candidates: a few rows of the unscheduled function, run here."""
+    """The check of a task's candidates: the unscheduled function of an excerpt, run here."""
     rows = task.space.rows
-    at = tuple(sorted({0, 1 % rows, rows // 2, rows - 1}))
-    activations, weight = task.rule.inputs(task.workload, rows, np.random.default_rng(0))
-    func = task.rule.prim_func(task.workload, len(at))
-    arguments = [*(x[list(at)] for x in activations), *weight]
-    output = _empty(func)
-    kernel = tvm.compile(IRModule({"main": func}), parse_target("llvm -mcpu=native"))["main"]
-    kernel(*map(tvm.runtime.tensor, arguments), output)
+    inputs = task.rule.inputs(task.workload, rows, np.random.default_rng(0))
+    excerpt = task.rule.excerpt(task.workload, rows, inputs)
+    output = _empty(excerpt.func)
+    mod = IRModule({"main": excerpt.func})
+    kernel = tvm.compile(mod, parse_target("llvm -mcpu=native"))["main"]
+    kernel(*map(tvm.runtime.tensor, excerpt.inputs), output)
     expected = output.numpy()
-    rounding = np.finfo(expected.dtype).eps + 4 * np.sqrt(task.workload.k) * np.finfo("f4").eps
+    rounding = ml_dtypes.finfo(expected.dtype).eps.astype("f8")
+    rounding += 4 * np.sqrt(excerpt.terms) * np.finfo("f4").eps
+    expected = expected.astype("float64")
     limit = float(rounding * np.abs(expected).max())
-    return Check(task.workload, rows, at, expected.astype("float64"), limit)
+    return Check(task.workload, rows, excerpt.at, expected, limit)
 
 
 def _empty(func: Any) -> Tensor:
@@ -85,17 +89,17 @@ def allocate(check: Check, *call: Any) -> list[list[Tensor]]:
     """`f_alloc_argument` of a runner: the inputs of the check, and an output of NaN."""
     *_, device, infos, _ = call
     (rule,) = [rule for rule in RULES if check.workload.family in getattr(rule, "families", ())]
-    activations, weight = rule.inputs(check.workload, check.rows, np.random.default_rng(0))
+    inputs = rule.inputs(check.workload, check.rows, np.random.default_rng(0))
     _, dtype, shape = infos[-1]
     output = np.full([int(extent) for extent in shape], np.nan, str(dtype))
-    return [[tvm.runtime.tensor(array, device) for array in (*activations, *weight, output)]]
+    return [[tvm.runtime.tensor(array, device) for array in (*inputs, output)]]
 
 
 def evaluate(check: Check, *call: Any) -> list[float]:
     """`f_run_evaluator` of a runner: seconds, once the output is found right."""
     *_, module, device, config, (arguments,) = call
     module["main"](*arguments)
-    found = arguments[-1].numpy()[list(check.at)].astype("float64")
+    found = arguments[-1].numpy()[check.at].astype("float64")
     difference = np.abs(found - check.expected).max()
     if not difference <= check.limit:
         raise ValueError(f"{_WRONG}: off by {difference:.3g}, {check.limit:.3g} is rounding")

@@ -12,7 +12,8 @@ from tvm.target import Target
 
 import tir_schedules
 from tir_schedules.tuning_records import arch_of
-from tir_schedules.tuning_space import Space, TunableRule, Workload
+from tir_schedules.tuning_space import Space, TunableRule
+from tir_schedules.workloads import Workload
 
 
 @dataclass(frozen=True)

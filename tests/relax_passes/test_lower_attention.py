@@ -13,9 +13,10 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import sits_tvm
+import tir_schedules
 from relax_passes.lower_attention import LowerAttention
 from relax_passes.op import attention
-from sits_tvm import Report, SitsError
+from sits_tvm import Report, SitsError, parse_target
 from sits_tvm.diagnostics import collect
 
 
@@ -95,13 +96,17 @@ def lowered(mod):
     return after, [note.message for note in notes]
 
 
-def test_uses_the_kernel_of_the_target():
-    """Marked so that no other schedule and no fusion touches it."""
+def test_becomes_a_function_that_the_target_has_a_kernel_of():
+    """Marked so that no fusion touches it; `Attention` schedules it."""
     after, notes = lowered(_TwoFunctions)
     assert notes == []
     assert relax.analysis.check_well_formed(after)
     kernels = [f for _, f in after.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     assert len(kernels) == 3
+    assert {int(kernel.attrs["op_pattern"]) for kernel in kernels} == {8}
+    with parse_target("llvm -mcpu=haswell"):
+        scheduled = tir_schedules.ApplySchedules(*tir_schedules.RULES)(after)
+    kernels = [f for _, f in scheduled.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     assert {str(kernel.attrs["sits.rule"]) for kernel in kernels} == {"Attention"}
     assert "nn.softmax" not in after.script()
 

@@ -5,7 +5,7 @@ from attention_runs import call, reference
 from tvm import tirx
 
 from sits_tvm import parse_target
-from tir_schedules.attention_cuda import cuda_attention
+from tir_schedules.attention import Attention, attention_kernel
 from tir_schedules.attention_spec import attention_spec
 
 TARGET = parse_target("cuda -arch=sm_90")
@@ -18,9 +18,9 @@ def spec_of(types, **attributes):
 
 
 def kernel(types, **attributes):
-    func = cuda_attention(spec_of(types, **attributes), TARGET)
+    func = attention_kernel(call(types, **attributes), TARGET)
     assert isinstance(func, tirx.PrimFunc), func
-    return func
+    return Attention().apply(func, TARGET, False).mod["main"]
 
 
 def symbolic_types(heads=(4, 2), width=32, value_width=None, dtype="float16", bias=None):

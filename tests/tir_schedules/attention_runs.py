@@ -6,7 +6,8 @@ from kernel_runs import target
 from tvm import relax, tirx
 
 from relax_passes.op import attention
-from tir_schedules.attention import attention_kernel
+from tir_schedules.attention import Attention, attention_kernel
+from tir_schedules.tuning_space import with_parameters
 
 
 def call(types, **attributes):
@@ -33,11 +34,12 @@ def static_types(arrays):
     return [(x.shape, x.dtype.name) for x in arrays]
 
 
-def compile_attention(types, name="host", **attributes):
+def compile_attention(types, name="host", parameters=None, **attributes):
     """``run(*arrays) -> out`` of the kernel for a target of `kernel_runs`."""
     func = attention_kernel(call(types, **attributes), target(name))
     assert isinstance(func, tirx.PrimFunc), func
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    func = with_parameters(func, parameters or {}).with_attr("global_symbol", "main")
+    mod = Attention().apply(func, target(name), False).mod
     kernel = tvm.compile(mod, target=target(name))["main"]
 
     def run(*arrays):

@@ -15,7 +15,7 @@ from attention_runs import static_types
 from gpu_emulator import Emulated
 
 from sits_tvm import parse_target
-from tir_schedules.attention_cuda import cuda_attention
+from tir_schedules.attention_cuda import cuda_refusal
 
 # (B, Sq, Sk): a block has 64 rows and tiles of 64 or 32 keys
 SHAPES = [(1, 65, 130), (2, 9, 70), (2, 1, 129), (1, 9, 3), (0, 5, 5), (1, 0, 5), (2, 5, 0)]
@@ -149,7 +149,7 @@ REFUSED = [
 @pytest.mark.parametrize(("form", "arch", "reason"), REFUSED)
 def test_says_why_there_is_no_kernel(form, arch, reason):
     spec = spec_of(symbolic_types(**form))
-    assert reason in cuda_attention(spec, parse_target(f"cuda -arch={arch}"))
+    assert reason in cuda_refusal(spec, parse_target(f"cuda -arch={arch}"))
 
 
 def test_blocks_lie_along_x_which_holds_most():
@@ -162,6 +162,6 @@ def test_blocks_lie_along_x_which_holds_most():
 
 def test_refuses_more_blocks_than_a_grid_has():
     spec = spec_of([((1 << 30, 2, 1, 16), "float16")] * 3)
-    assert cuda_attention(spec, TARGET) == (
+    assert cuda_refusal(spec, TARGET) == (
         "needs 2147483648 blocks, more than the 2147483647 of a grid"
     )

@@ -14,9 +14,10 @@ from tir_schedules import RULES, ApplyRecords, apply_records, tuned_rows
 from tir_schedules.matmul import Matmul
 from tir_schedules.packing import PackedLayout, unpack
 from tir_schedules.tuning_records import SHIPPED, Record, arch_of, read_records, write_records
-from tir_schedules.tuning_space import Workload, chosen
+from tir_schedules.tuning_space import chosen
+from tir_schedules.workloads import MatmulWorkload
 
-WORKLOAD = Workload("int4_matmul", 100, 70, 32, True, "float16", "float32")
+WORKLOAD = MatmulWorkload("int4_matmul", 100, 70, 32, True, "float16", "float32")
 ONE = Record(
     WORKLOAD, "1", {"vectors": 2}, "measured", "a CPU", 2, "2026-11-30", "0.27.0", 6, 1e-5, 2e-5
 )
@@ -156,13 +157,13 @@ def test_every_shipped_record_is_found(monkeypatch, arch, record):
     assert chosen(func, spaces)[record.rows] == spaces[record.rows].with_values(record.parameters)
 
 
-def assert_right(y, workload, activations, parts):
+def assert_right(y, workload, inputs):
     """Against float64, whatever the order of the bytes of a word of INT8 codes."""
     spec = QuantSpec(group_size=workload.group_size, symmetric=workload.symmetric)
+    x, parts = inputs[0], inputs[3 if workload.dtype == "int8" else 1 :]
     weight = unpack(parts, PackedLayout(workload.n, workload.k, spec, 16)).astype("float64")
-    x = activations[0]
     if workload.dtype == "int8":
-        words, scale, _ = activations
+        words, scale = inputs[:2]
         in_order = words.view("int8").reshape(len(words), -1, 2, 4).swapaxes(2, 3)
         groups = in_order.reshape(*scale.shape, -1) * scale[..., None].astype("float64")
         x = groups.reshape(len(words), -1)[:, : workload.k]
@@ -177,9 +178,9 @@ def test_shipped_records_compute_right_results(monkeypatch, rng, arch, record):
     if host_mismatch(kernel_target):
         return  # compiled, which is what this machine can do
     for m in (1, 19, 40):
-        activations, weight = rule.inputs(record.workload, m, rng)
+        inputs = rule.inputs(record.workload, m, rng)
         y = tvm.runtime.empty(
             (m, record.workload.n), record.workload.dtype.replace("int8", "float32")
         )
-        kernel(*map(tvm.runtime.tensor, (*activations, *weight)), y)
-        assert_right(y.numpy(), record.workload, activations, weight)
+        kernel(*map(tvm.runtime.tensor, inputs), y)
+        assert_right(y.numpy(), record.workload, inputs)
