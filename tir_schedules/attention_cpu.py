@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.target import Target
+from tvm.tirx.script import builder as T
 
 from .attention_cpu_decode import attention_of_few_rows
 from .attention_cpu_part import DecodeTile
@@ -72,7 +73,10 @@ def _emit(spec: AttentionSpec, tile: DecodeTile | RowTile) -> None:
         return
     if isinstance(spec.num_queries, tirx.IntImm):
         rows = int(spec.num_queries) * spec.group
-        tile = replace(tile, vectors=max(1, min(tile.vectors, -(-rows // LANES))))
+        if rows == 0:
+            T.evaluate(0)
+            return
+        tile = replace(tile, vectors=min(tile.vectors, -(-rows // LANES)))
     attention_by_rows(spec, tile)
 
 

@@ -99,8 +99,9 @@ class Rows:
         with serial(spec.num_keys) as key, serial(spec.value_dim) as d:
             value = spec.v[self.batch, self.head, key, d].astype("float32")
             T.buffer_store(mean, mean[d] + value, [d])
+        count = opaque(spec.num_keys.astype("float32"))  # no division by a constant 0
         with serial(spec.value_dim) as d:
-            value = (mean[d] / spec.num_keys.astype("float32")).astype(spec.dtype)
+            value = (mean[d] / count).astype(spec.dtype)
             T.buffer_store(spec.out, value, [self.batch, head, query, d])
 
 

@@ -67,6 +67,13 @@ def test_static_shapes(heads, kv_heads, queries):
     check(static_types, arrays, causal="bottom_right")
 
 
+@pytest.mark.parametrize("extents", [(1, 0, 4), (1, 3, 0), (0, 3, 4)])
+def test_static_shapes_of_nothing(extents):
+    """No queries, keys or batch: what is divided by is a constant 0."""
+    batch, queries, keys = extents
+    check(static_types, operands(batch, 4, 2, queries, keys, 8), empty_row="uniform")
+
+
 @pytest.mark.parametrize(("width", "value_width"), [slow(1, 3), (47, 80)])
 def test_odd_head_dimensions(width, value_width):
     cases = [operands(1, 6, 2, s, 50, width, value_width) for s in (1, 40)]
