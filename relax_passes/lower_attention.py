@@ -1,4 +1,4 @@
-"""Lower `relax.sits.attention` to a fused kernel, or to matmuls and a softmax. Runs before
+"""Lower `relax.sits.attention` to a PrimFunc, or to matmuls and a softmax. Runs before
 LegalizeOps and the fusion of transposes into matmuls, which then see the products."""
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from tir_schedules.attention import attention_kernel
 
 @tvm.transform.module_pass(opt_level=0, name="LowerAttention")
 class LowerAttention:
-    """Replace every `R.sits.attention` by the plain ops that define it, or by a kernel.
+    """Replace every `R.sits.attention` by the plain ops that define it, or by one PrimFunc.
 
-    For a target with a kernel that takes the call, it becomes `R.call_tir` of that kernel, which
-    needs no memory for the scores. A note says why another became plain ops. Without a target:
+    For a target with a kernel that takes the call, it becomes `R.call_tir` of a function that the
+    rule `Attention` makes that kernel of, which needs no memory for the scores. A note says why
+    another became plain ops. Without a target:
 
     Before::
 

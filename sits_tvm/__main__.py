@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         ("build", _build, "compile a model and save library, packed parameters and report"),
         ("lower", _lower, "stop before code generation; print or save the IR"),
         ("check", _check, "print the report that build would give, without code generation"),
-        ("tune", _tune, "measure parameters for the INT4 kernels of a model"),
+        ("tune", _tune, "measure parameters for the kernels of a model"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("model", type=Path, metavar="MODEL", help=MODEL_HELP)

@@ -18,9 +18,9 @@ from .attention_cpu import cpu_attention, cpu_spaces
 from .attention_cuda import cuda_attention, cuda_refusal
 from .attention_plain import plain_attention
 from .attention_spec import attention_spec, spec_of
-from .attention_workload import FAMILY, excerpt, inputs, prim_func, workload_of
+from .attention_workload import excerpt, inputs, prim_func, workload_of
 from .tuning_space import Spaces, TunableRule, chosen, search_space
-from .workloads import AttentionWorkload
+from .workloads import ATTENTION, AttentionWorkload
 
 
 def attention_kernel(call: relax.Call, target: Target) -> tirx.PrimFunc | str:
@@ -51,7 +51,7 @@ def attention_kernel(call: relax.Call, target: Target) -> tirx.PrimFunc | str:
 class Attention(TunableRule[AttentionWorkload]):
     """Replace what `attention_kernel` made by the kernel of the target."""
 
-    families = (FAMILY,)
+    families = (ATTENTION,)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The kernel, or its search space; None if the function is no attention."""

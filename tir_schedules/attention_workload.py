@@ -10,15 +10,14 @@ from .attention_plain import plain_attention
 from .attention_spec import AttentionSpec
 from .emit import Index, int64
 from .tuning_space import Excerpt
-from .workloads import AttentionWorkload
+from .workloads import ATTENTION, AttentionWorkload
 
-FAMILY = "attention"
 _KEYS = 1024
 
 
 def workload_of(spec: AttentionSpec) -> AttentionWorkload:
     return AttentionWorkload(
-        family=FAMILY,
+        family=ATTENTION,
         num_heads=spec.num_kv_heads * spec.group,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,

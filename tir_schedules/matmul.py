@@ -20,7 +20,7 @@ from .int4_arithmetic import MakeArithmetic
 from .int4_tiles import RegisterTile, int4_product
 from .int8_dot import int8_dot
 from .matmul_spaces import balanced, bfloat16_spaces, float32_spaces, float_spaces, int8_spaces
-from .matmul_workload import FAMILIES, excerpt, inputs, prim_func, workload_of
+from .matmul_workload import excerpt, inputs, prim_func, workload_of
 from .recognise import recognise
 from .tuning_space import (
     Spaces,
@@ -34,7 +34,7 @@ from .vector_math import vectorizable_math
 from .w4a8 import Int8Arithmetic
 from .w4a16 import Float32Arithmetic
 from .w4a16_bfloat16 import LLVM, Bfloat16Arithmetic
-from .workloads import MatmulWorkload
+from .workloads import MATMULS, MatmulWorkload
 
 
 class Matmul(TunableRule[MatmulWorkload]):
@@ -45,7 +45,7 @@ class Matmul(TunableRule[MatmulWorkload]):
     Functions that are no matrix product of such operands are left to other rules.
     """
 
-    families = FAMILIES
+    families = MATMULS
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function, or its search space; None if it is not for this rule."""

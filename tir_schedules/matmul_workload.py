@@ -12,9 +12,9 @@ from .int4_matmul import int4_matmul
 from .int8_matmul import LARGEST_CODE, int8_matmul
 from .packed_layout import PackedLayout
 from .tuning_space import Excerpt
-from .workloads import MatmulWorkload
+from .workloads import MATMULS, MatmulWorkload
 
-_FLOAT, _INT8 = FAMILIES = ("int4_matmul", "int8_matmul")
+_FLOAT, _INT8 = MATMULS
 _ROUNDED = "bfloat16"
 """Activations of float32 that are rounded: NumPy has no such type."""
 

@@ -29,7 +29,7 @@ SHIPPED = Path(__file__).parent / "database"
 class Record:
     """The best parameters found for the rows of one bucket of a workload.
 
-    `ranked` says how: "measured", on `device`. `seconds` are medians of calls with weights out of
+    `ranked` says how: "measured", on `device`. `seconds` are medians of calls with inputs out of
     cache: of these parameters, and in the same minute of the defaults (None: they failed).
     """
 
@@ -66,10 +66,11 @@ class Record:
         del values["format"], values["arch"]
         record = cls(workload, **values)
         types, found = {**_types(kind), **_types(cls)}, {**vars(workload), **vars(record)}
-        for name in types.keys() - {"workload"}:
-            expected = types[name].partition("[")[0].replace("None", "NoneType")
-            if type(found[name]).__name__ not in expected:
-                raise ValueError(f"{name} is {found[name]!r}, which is no {types[name]}")
+        del types["workload"]
+        for name, expected in types.items():
+            names = expected.partition("[")[0].replace("None", "NoneType")
+            if type(found[name]).__name__ not in names:
+                raise ValueError(f"{name} is {found[name]!r}, which is no {expected}")
         return record
 
 

@@ -64,9 +64,12 @@ class AttentionWorkload:
 
 Workload: TypeAlias = MatmulWorkload | AttentionWorkload
 
+MATMULS = ("int4_matmul", "int8_matmul")
+"""Families of products with activations of floats and INT8; each has a file in the database."""
+
+ATTENTION = "attention"
 WORKLOADS: dict[str, type[Workload]] = {
-    "int4_matmul": MatmulWorkload,
-    "int8_matmul": MatmulWorkload,
-    "attention": AttentionWorkload,
+    **dict.fromkeys(MATMULS, MatmulWorkload),
+    ATTENTION: AttentionWorkload,
 }
-"""By family, each of which has a file in the database."""
+"""By family."""

@@ -1,1 +1,1 @@
-"""`sits_tvm.tune`: find the parameters of INT4 kernels by measurement."""
+"""`sits_tvm.tune`: find the parameters of kernels by measurement."""

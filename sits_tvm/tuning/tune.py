@@ -1,4 +1,4 @@
-"""`tune`: measure candidates for each INT4 kernel of a module, and keep the best in a database."""
+"""`tune`: measure candidates for the kernels of a module, and keep the best in a database."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def tune(
     work_dir: str | Path,
     progress: Callable[[str], None] = print,
 ) -> Path:
-    """Find parameters for the INT4 kernels of a module by measuring them.
+    """Find parameters for the INT4 and attention kernels of a module by measuring them.
 
     A kernel is tuned for each range of rows that it has code of its own for. Candidates come from
     MetaSchedule's evolutionary search, the default first; each is built in a process of its own,
-    compared with the unscheduled function, and timed with weights out of cache. What was measured
-    is kept in `work_dir`: a later call, also after this one was killed, goes on from there. An
-    interrupt (Ctrl-C) ends the search as an exhausted budget does.
+    compared with the unscheduled function, and timed with its inputs out of cache. What was
+    measured is kept in `work_dir`: a later call, also after this one was killed, goes on from
+    there. An interrupt (Ctrl-C) ends the search as an exhausted budget does.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def tune(
     lowered, checked = unscheduled(mod, target, params=params, config=config or Config())
     tasks = find_tasks(lowered, checked)
     if not tasks:
-        help_ = "tune an INT4 build: config=Config(quant=QuantSpec()); CUDA kernels are not tuned"
+        help_ = "for llvm, attention has, and products with config=Config(quant=QuantSpec())"
         raise _error("nothing-to-tune", f"no kernel of {checked} has parameters", help_)
     work_dir = Path(work_dir)
     try:

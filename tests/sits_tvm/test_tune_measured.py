@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -29,21 +30,25 @@ FEW_CALLS = ms.runner.EvaluatorConfig(number=1, repeat=2, min_repeat_ms=0)
 @pytest.mark.parametrize("rows", [1, 8, 64])
 @pytest.mark.parametrize("config", [QUANT, INT8], ids=["float", "int8"])
 def test_a_wrong_result_is_a_failure(config, rows):
-    """The check takes a right kernel, and refuses one that errs in one column of one row."""
-    mod, target = unscheduled(linear(rows), HOST, config=config)
-    (task,) = find_tasks(mod, target)
+    (task,) = find_tasks(*unscheduled(linear(rows), HOST, config=config))
+    assert_finds_an_error(task)
+
+
+def assert_finds_an_error(task):
+    """The check takes a right kernel, and refuses one that errs in one element."""
     check = measure.check_of(task)
     candidate = task.search_space()
-    kernel = measure.build_candidate(candidate.mod, target, None)
+    kernel = measure.build_candidate(candidate.mod, task.target, None)
     infos = [info.as_json() for info in ms.arg_info.ArgInfo.from_entry_func(candidate.mod, True)]
     arguments = measure.allocate(check, tvm.cpu(), infos, 1)
     seconds = measure.evaluate(check, kernel, tvm.cpu(), FEW_CALLS, arguments)
     assert len(seconds) == 2
     wrong = check.expected.copy()
-    wrong[-1, -1] += 2 * check.limit
+    wrong[(-1,) * wrong.ndim] += 2 * check.limit
     with pytest.raises(ValueError, match="wrong result: off by"):
         measure.evaluate(replace(check, expected=wrong), kernel, tvm.cpu(), FEW_CALLS, arguments)
-    assert check.limit < 1e-3 * np.abs(check.expected).max()
+    unit = ml_dtypes.finfo(infos[-1][1]).eps.astype("float64")
+    assert check.limit < (1e-3 + unit) * np.abs(check.expected).max()
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_another_workload_is_not_tuned(tmp_path, change):
         (ONE.to_json("haswell").replace('"n": 100', '"n": "100"'), "n is '100'"),
         (ONE.to_json("haswell").replace('"n": 100, ', ""), "n is None"),
         (ONE.to_json("haswell").replace('"ranked"', '"rank"'), "rank"),
+        (ONE.to_json("haswell").replace("int4_matmul", "int3_matmul"), "family is 'int3_matmul'"),
         (ONE.to_json("haswell").replace('{"vectors": 2}', "7"), "parameters is 7"),
         (ONE.to_json("haswell")[:-20], "line 2"),
         ("\x00", "line 2"),
