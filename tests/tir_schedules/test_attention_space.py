@@ -1,7 +1,5 @@
 """The parameters of attention kernels: every choice computes the same, and a record finds them."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import tvm
@@ -42,16 +40,15 @@ def operands(rng, queries, keys, bias):
     return [*arrays, shown if bias == "bool" else values.astype(bias)]
 
 
-def all_choices(space):
-    return [
-        dict(zip(space.choices, values, strict=True))
-        for values in product(*map(space.values, space.choices))
-    ]
+def one_by_one(space):
+    """Every value of each parameter, with defaults for the others."""
+    default = space.default_values
+    return [{**default, field: value} for field in default for value in space.values(field)]
 
 
 def check(rng, name, choices, bias, **kind):
     """Kernels with each of the choices for one query and for more, at odd lengths."""
-    lengths = [(1, 90), (1, 1), (1, 0), (5, 70), (37, 300)]
+    lengths = [(1, 300), (1, 1), (1, 0), (5, 70), (37, 300)]
     cases = [operands(rng, *length, bias) for length in lengths]
     types = symbolic_types(cases[-1])
     func = attention_kernel(call(types, **kind), target(name))
@@ -69,7 +66,7 @@ def check(rng, name, choices, bias, **kind):
 
 
 KINDS = [
-    (None, {"causal": "bottom_right", "window": 40, "empty_row": "uniform"}),
+    (None, {"causal": "bottom_right", "window": 150, "empty_row": "uniform"}),
     ("bool", {"softcap": 3.0, "empty_row": "zero"}),
     ("float32", {"causal": -2, "empty_row": "nan"}),
 ]
@@ -91,9 +88,9 @@ def test_every_corner_of_the_space_computes_the_same(rng, name, bias, kind):
 
 
 @SLOW
-@pytest.mark.parametrize(("bias", "kind"), KINDS[:2])
-def test_every_choice_computes_the_same(rng, bias, kind):
-    check(rng, "host", all_choices, bias, **kind)
+def test_every_choice_computes_the_same(rng):
+    bias, kind = KINDS[1]
+    check(rng, "host", one_by_one, bias, **kind)
 
 
 def buckets(name="host", **form):
