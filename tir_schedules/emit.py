@@ -83,6 +83,12 @@ def scratch(*shape: Index) -> tirx.Buffer:
     return T.alloc_buffer([int64(extent) for extent in shape], "float32")
 
 
+def has_whole_vectors(product: Contraction, lanes: int = LANES) -> bool:
+    """Whether the columns are known to be a multiple of `lanes`."""
+    columns = product.column.dom.extent
+    return isinstance(columns, tirx.IntImm) and columns.value % lanes == 0
+
+
 def store_columns(
     product: Contraction,
     point: Point,
@@ -114,7 +120,7 @@ def store_columns(
         with vectorized(lanes) as lane:
             store(lane)
 
-    if isinstance(columns, tirx.IntImm) and columns.value % lanes == 0:
+    if has_whole_vectors(product, lanes):
         whole()
         return
     with T.If(first + lanes <= columns):

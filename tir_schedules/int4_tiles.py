@@ -27,8 +27,10 @@ from tvm.tirx.script import builder as T
 from .contraction import Contraction, Int4Weight
 from .emit import (
     LANES,
+    Index,
     ceildiv,
     first_that_holds,
+    has_whole_vectors,
     int64,
     parallel,
     registers,
@@ -45,6 +47,10 @@ DecodedGroup: TypeAlias = Callable[[int, tirx.Expr, int], Iterable[tirx.Expr]]
 
 Codes: TypeAlias = Callable[[tirx.Expr], DecodedGroup]
 """What decodes a group."""
+
+_IN_MEMORY = {"tirx.volatile": True}
+"""Where a vector may be stored in part, LLVM otherwise keeps the sums for both branches, and spills
+them in the loop over k."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class _Product:
     product: Contraction
     weight: Int4Weight
     arithmetic: Arithmetic
+    tile: RegisterTile
 
     @property
     def tiles(self) -> tirx.Expr:
@@ -86,16 +93,15 @@ def int4_product(
 ) -> None:
     """Emit the product: for `one` row, or for any number of them.
 
-    For one row each task reads as many streams as the tile has vectors.
+    Without a panel each task reads as many streams as the tile has vectors.
     """
     assert isinstance(product.rhs, Int4Weight)
-    parts = _Product(product, product.rhs, arithmetic(product, serial if one else parallel))
-    if one:
-        _one_row(parts, tile, _even_tasks(int(parts.tiles), tile.vectors, cores))
-    elif tile.panel:
-        _many_rows(parts, tile)
+    loop = serial if one else parallel
+    parts = _Product(product, product.rhs, arithmetic(product, loop), tile)
+    if tile.panel:
+        _many_rows(parts)
     else:
-        _few_rows(parts, tile)
+        _few_rows(parts, _even_tasks(int(parts.tiles), tile.vectors, cores))
 
 
 def _even_tasks(tiles: int, streams: int, cores: int) -> int:
@@ -107,89 +113,74 @@ def _even_tasks(tiles: int, streams: int, cores: int) -> int:
     return min((4 * cores, 2 * cores, cores), key=places)
 
 
-def _one_row(parts: _Product, tile: RegisterTile, tasks: int) -> None:
+class _Columns:
+    """Tiles that are computed together; one from `stop` on repeats the last and is not stored."""
+
+    def __init__(self, tile: Callable[[Index], tirx.Expr], count: int, stop: tirx.Expr) -> None:
+        self.tile, self.stop = tile, stop
+        self.at = [T.Bind(tirx.min(tile(v), stop - 1)) for v in range(count)]
+
+
+def _few_rows(parts: _Product, tasks: int) -> None:
     """Each task walks `vectors` runs of neighbouring tiles at once."""
-    runs = tasks * tile.vectors
-    length = ceildiv(parts.tiles, runs)
+    streams = parts.tile.vectors
+    length = ceildiv(parts.tiles, tasks * streams)
     with parallel(tasks) as task, serial(length) as step:
-        columns = [T.Bind((task * tile.vectors + v) * length + step) for v in range(tile.vectors)]
-        at = [T.Bind(tirx.min(column, parts.tiles - 1)) for column in columns]
-        (sums,) = _multiply(parts, [parts.arithmetic.row(int64(0))], at, tile, _packed(parts, at))
-        point = parts.product.rows.at(int64(0))
-        for column, total in zip(columns, sums, strict=True):
-            with when(column < parts.tiles):
-                store_columns(parts.product, point, column * LANES, total)
+        columns = _Columns(lambda v: (task * streams + v) * length + step, streams, parts.tiles)
+        codes = _packed(parts, columns.at)
+        _all_rows(parts, lambda row, height: _tile(parts, row, height, columns, codes))
 
 
-def _few_rows(parts: _Product, tile: RegisterTile) -> None:
-    with parallel(ceildiv(parts.tiles, tile.vectors)) as task:
-        first = T.Bind(task * tile.vectors)
-        at = [T.Bind(tirx.min(first + v, parts.tiles - 1)) for v in range(tile.vectors)]
-        _all_rows(
-            parts,
-            tile,
-            lambda row, height: _tile(parts, row, height, first, at, tile, _packed(parts, at)),
-        )
-
-
-def _many_rows(parts: _Product, tile: RegisterTile) -> None:
+def _many_rows(parts: _Product) -> None:
+    tile = parts.tile
     with parallel(ceildiv(parts.tiles, tile.panel)) as task:
         first = T.Bind(task * tile.panel)
         width = T.Bind(tirx.min(int64(tile.panel), parts.tiles - first))
-        panel = _decode_panel(parts, first, width, tile.panel)
+        panel = _decode_panel(parts, first, width)
 
-        def columns(row: tirx.Expr, height: int) -> None:
+        def row_of_tiles(row: tirx.Expr, height: int) -> None:
             with serial(ceildiv(width, tile.vectors)) as j:
-                column = j * tile.vectors
-                inside = [T.Bind(tirx.min(column + v, width - 1)) for v in range(tile.vectors)]
-                at = [T.Bind(first + v) for v in inside]
-                codes = _unpacked(parts, panel, inside)
-                _tile(parts, row, height, first + column, at, tile, codes)
+                start = first + j * tile.vectors
+                columns = _Columns(lambda v: start + v, tile.vectors, first + width)
+                codes = _unpacked(parts, panel, [at - first for at in columns.at])
+                _tile(parts, row, height, columns, codes)
 
-        _all_rows(parts, tile, columns)
+        _all_rows(parts, row_of_tiles)
 
 
-def _all_rows(parts: _Product, tile: RegisterTile, emit: Callable[[tirx.Expr, int], None]) -> None:
+def _all_rows(parts: _Product, emit: Callable[[tirx.Expr, int], None]) -> None:
     """``emit(first row, how many)`` for tiles of the full height, then for the rows left."""
-    rows = parts.product.rows.extent
-    with serial(rows // tile.rows) as i:
-        emit(i * tile.rows, tile.rows)
-    rest = rows % tile.rows
+    rows, height = parts.product.rows.extent, parts.tile.rows
+    with serial(rows // height) as i:
+        emit(i * height, height)
+    rest = rows % height
     branches = [
-        (rest == height, lambda height=height: emit(rows - height, height))
-        for height in range(1, tile.rows)
+        (rest == fewer, lambda fewer=fewer: emit(rows - fewer, fewer)) for fewer in range(1, height)
     ]
     first_that_holds(branches, lambda: None)
 
 
-def _tile(
-    parts: _Product,
-    row: tirx.Expr,
-    height: int,
-    column: tirx.Expr,
-    at: Sequence[tirx.Expr],
-    tile: RegisterTile,
-    codes: Codes,
-) -> None:
-    """Compute and store `height` rows; columns beyond the last repeat it and are not stored."""
-    product = parts.product
+def _tile(parts: _Product, row: tirx.Expr, height: int, columns: _Columns, codes: Codes) -> None:
+    """Compute and store `height` rows."""
+    product, width = parts.product, len(columns.at)
     which = [parts.arithmetic.row(row + i) for i in range(height)]
-    result = T.alloc_buffer((int64(height), int64(tile.vectors * LANES)), "float32")
-    for i, sums in enumerate(_multiply(parts, which, at, tile, codes)):
+    annotations = None if has_whole_vectors(product) else _IN_MEMORY
+    shape = int64(height), int64(width * LANES)
+    result = T.alloc_buffer(shape, "float32", annotations=annotations)
+    for i, sums in enumerate(_multiply(parts, which, columns.at, codes)):
         for v, total in enumerate(sums):
             with vectorized() as lane:
                 T.buffer_store(result, total[lane], [int64(i), v * LANES + lane])
-    width = tirx.min(parts.tiles - column, int64(tile.vectors))
     with serial(height) as r, serial(width) as v:
-        point = product.rows.at(row + r)
-        store_columns(product, point, (column + v) * LANES, result, [r, v * LANES])
+        column = columns.tile(v)
+        with when(column < columns.stop):
+            store_columns(product, product.rows.at(row + r), column * LANES, result, [r, v * LANES])
 
 
 def _multiply(
     parts: _Product,
     rows: Sequence[Row],
     at: Sequence[tirx.Expr],
-    tile: RegisterTile,
     codes: Codes,
 ) -> list[list[tirx.Buffer]]:
     """float32 sums [row][vector] of the channels of the tiles `at`."""
@@ -197,7 +188,7 @@ def _multiply(
     with serial(parts.groups) as group:
         sums = parts.arithmetic.start(rows, at, group)
         decoded = codes(group)
-        unrolled = _divisor(parts.words_per_group, tile.words)
+        unrolled = _divisor(parts.words_per_group, parts.tile.words)
         with serial(parts.words_per_group // unrolled) as block:
             for w in range(unrolled):
                 word = group * parts.words_per_group + block * unrolled + w
@@ -259,10 +250,12 @@ def _unpacked(parts: _Product, panel: tirx.Buffer, at: Sequence[tirx.Expr]) -> C
     return lambda _: codes
 
 
-def _decode_panel(parts: _Product, first: tirx.Expr, width: tirx.Expr, panel: int) -> tirx.Buffer:
+def _decode_panel(parts: _Product, first: tirx.Expr, width: tirx.Expr) -> tirx.Buffer:
     arithmetic, per_group = parts.arithmetic, parts.words_per_group
     words, count = parts.weight.codes.shape[1], arithmetic.parts
-    buffer = T.alloc_buffer((int64(panel), words * count, int64(LANES)), arithmetic.dtype)
+    buffer = T.alloc_buffer(
+        (int64(parts.tile.panel), words * count, int64(LANES)), arithmetic.dtype
+    )
     with serial(width) as v, serial(parts.groups) as group:
         decoded = _packed(parts, [T.Bind(first + v)])(group)
         with serial(per_group) as w:

@@ -26,6 +26,7 @@ _PANELS = (2, 4, 6, 8, 12, 16)
 _STREAMS = {16: Streams(8, 16), 8: Streams(4, 4), 4: Streams(2, 2)}
 _INT4_STREAMS = {16: 3, 8: 2, 4: 1}
 _TILES = {16: Tile(12, 2, 0), 8: Tile(6, 1, 0), 4: Tile(3, 1, 0)}
+_FEW_FLOATS = {16: RegisterTile(4, 2, 1), 8: RegisterTile(2, 1, 1), 4: RegisterTile(1, 1, 1)}
 _TILE_CHOICES = {
     16: {"rows": (4, 6, 8, 9, 12, 14), "vectors": (1, 2, 3, 4)},
     8: {"rows": (2, 3, 4, 5, 6), "vectors": (1, 2)},
@@ -47,11 +48,12 @@ def float_spaces(product: Contraction, target: Target) -> Spaces:
 def float32_spaces(product: Contraction, target: Target) -> Spaces:
     """Of products of floats and an INT4 weight: a `RegisterTile`, and a `Tile`."""
     lanes = vector_lanes(target)
-    one = RegisterTile(1, _INT4_STREAMS[lanes], 1)
+    one, few = RegisterTile(1, _INT4_STREAMS[lanes], 1), _FEW_FLOATS[lanes]
     more = {**_TILE_CHOICES[lanes], "panel": _PANELS}
     return {
         "1": Space(1, 1, one, {"vectors": _STREAM_CHOICES}),
-        "2+": Space(None, 512, _tile(product, lanes), more),
+        "2-8": Space(8, 4, few, {"rows": (1, 2, 3, 4), "vectors": (1, 2, 3, 4)}),
+        "9+": Space(None, 512, _tile(product, lanes), more),
     }
 
 
