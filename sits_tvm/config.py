@@ -45,11 +45,11 @@ class QuantSpec:
         "absmax" spans the extremes of the group; "mse" shrinks that span to the one with the
         smallest squared error.
     activation : str or None
-        None keeps activations in float (W4A16). "int8" quantizes them in every call, per
-        token and group, for products of integers (W4A8, llvm only). "bfloat16" rounds those of
-        float16 and float32 models to bfloat16, and is faster for many rows on CPUs that multiply
-        pairs of them (avx512_bf16; llvm only); sums and results are as before. "int4" has no
-        kernels yet.
+        None keeps activations in float (W4A16). "int8" quantizes them in every call, each token
+        in parts of up to 128 columns, for products of integers (W4A8, llvm only). "bfloat16"
+        rounds those of float16 and float32 models to bfloat16, and is faster for many rows on CPUs
+        that multiply pairs of them (avx512_bf16; llvm only); sums and results are as before. "int4"
+        has no kernels yet.
 
     Raises
     ------

@@ -87,6 +87,11 @@ class Int8Rows:
     scale: tirx.Buffer
     sums: tirx.Buffer
 
+    @property
+    def groups_per_scale(self) -> int:
+        """Groups of the weight, each with a sum, that share a scale."""
+        return int(self.sums.shape[-1]) // int(self.scale.shape[-1])
+
 
 @dataclass(frozen=True)
 class Stage:

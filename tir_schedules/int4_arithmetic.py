@@ -28,11 +28,14 @@ class Arithmetic(Protocol):
         Vectors that a vector of words decodes to, each a 32-bit element per lane.
     dtype : str
         Of the elements of parts.
+    groups_per_scale : int
+        Groups of the weight that meet one scale of the activations.
     """
 
     lanes: int
     parts: int
     dtype: str
+    groups_per_scale: int
 
     def row(self, index: tirx.Expr) -> Row:
         """Where the activations of a row are."""
@@ -48,8 +51,8 @@ class Arithmetic(Protocol):
     ) -> list[list[tirx.Buffer]]:
         """Emits sums [row][vector] of a group at their start, for the tiles `at`."""
 
-    def scale(self, row: Row, group: tirx.Expr) -> tirx.Expr | None:
-        """That of the activations, if they have one."""
+    def scale(self, row: Row, index: tirx.Expr) -> tirx.Expr | None:
+        """That of the activations of `groups_per_scale` groups, if they have one."""
 
     def add(self, sums: tirx.Expr, part: tirx.Expr, activation: tirx.Expr) -> tirx.Expr:
         """Sums and the product of two vectors."""
@@ -62,7 +65,7 @@ MakeArithmetic: TypeAlias = Callable[[Contraction, Loop], Arithmetic]
 class FloatArithmetic(ABC):
     """What arithmetics of activations without scales share: float32 sums, and a copy (row, …)."""
 
-    lanes = LANES
+    lanes, groups_per_scale = LANES, 1
 
     def __init__(self, product: Contraction, loop: Loop) -> None:
         assert isinstance(product.rhs, Int4Weight)
@@ -82,5 +85,5 @@ class FloatArithmetic(ABC):
     ) -> list[list[tirx.Buffer]]:
         return [registers(len(at)) for _ in rows]
 
-    def scale(self, row: Row, group: tirx.Expr) -> None:
+    def scale(self, row: Row, index: tirx.Expr) -> None:
         return None

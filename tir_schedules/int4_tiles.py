@@ -185,25 +185,50 @@ def _multiply(
 ) -> list[list[tirx.Buffer]]:
     """float32 sums [row][vector] of the channels of the tiles `at`."""
     totals = [registers(len(at)) for _ in rows]
-    with serial(parts.groups) as group:
-        sums = parts.arithmetic.start(rows, at, group)
-        decoded = codes(group)
-        unrolled = _divisor(parts.words_per_group, parts.tile.words)
-        with serial(parts.words_per_group // unrolled) as block:
-            for w in range(unrolled):
-                word = group * parts.words_per_group + block * unrolled + w
-                _add_word(parts.arithmetic, rows, sums, T.Bind(word), decoded)
-        for v, t in enumerate(at):
-            scale = registers(1)[0]
-            with vectorized() as lane:
-                T.buffer_store(scale, parts.weight.scale[t, group, lane].astype("float32"), [lane])
-            for row, row_sums, row_totals in zip(rows, sums, totals, strict=True):
-                x_scale = parts.arithmetic.scale(row, group)
-                with vectorized() as lane:
-                    factor = scale[lane] if x_scale is None else scale[lane] * x_scale
-                    step = row_sums[v][lane].astype("float32") * factor
-                    T.buffer_store(row_totals[v], row_totals[v][lane] + step, [lane])
+    together = parts.arithmetic.groups_per_scale
+    with serial(parts.groups // together) as outer:
+        x_scales = [parts.arithmetic.scale(row, outer) for row in rows]
+        apart = together > 1 and parts.tile.panel > 0  # few rows wait for memory, not for this
+        sums = [registers(len(at)) for _ in rows] if apart else totals
+        with serial(together) as inner:
+            group = T.Bind(outer * together + inner)
+            _add_group(
+                parts, rows, at, group, codes, sums, [None] * len(rows) if apart else x_scales
+            )
+        if apart:
+            for row_sums, x_scale, row_totals in zip(sums, x_scales, totals, strict=True):
+                for part, total in zip(row_sums, row_totals, strict=True):
+                    with vectorized() as lane:
+                        T.buffer_store(total, total[lane] + part[lane] * x_scale, [lane])
     return totals
+
+
+def _add_group(
+    parts: _Product,
+    rows: Sequence[Row],
+    at: Sequence[tirx.Expr],
+    group: tirx.Expr,
+    codes: Codes,
+    totals: Sequence[Sequence[tirx.Buffer]],
+    x_scales: Sequence[tirx.Expr | None],
+) -> None:
+    """Add the sums of a group, scaled."""
+    sums = parts.arithmetic.start(rows, at, group)
+    decoded = codes(group)
+    unrolled = _divisor(parts.words_per_group, parts.tile.words)
+    with serial(parts.words_per_group // unrolled) as block:
+        for w in range(unrolled):
+            word = group * parts.words_per_group + block * unrolled + w
+            _add_word(parts.arithmetic, rows, sums, T.Bind(word), decoded)
+    for v, t in enumerate(at):
+        scale = registers(1)[0]
+        with vectorized() as lane:
+            T.buffer_store(scale, parts.weight.scale[t, group, lane].astype("float32"), [lane])
+        for row_sums, x_scale, row_totals in zip(sums, x_scales, totals, strict=True):
+            with vectorized() as lane:
+                factor = scale[lane] if x_scale is None else scale[lane] * x_scale
+                step = row_sums[v][lane].astype("float32") * factor
+                T.buffer_store(row_totals[v], row_totals[v][lane] + step, [lane])
 
 
 def _add_word(

@@ -1,15 +1,16 @@
 """Products of INT8 activations and INT4 weights (W4A8): what is computed, without any tiling.
 
-Activations are quantized when the kernel runs, each token (row) in the groups of the weight: with
-amax the largest magnitude in a group,
+Activations are quantized when the kernel runs, each token (row) in parts h of up to 128 columns,
+which are whole groups g of the weight: with amax the largest magnitude in a part,
 
     scale = amax / 127,    code = round_half_even(x / scale),    -127 <= code <= 127
 
-One scale for a whole token would do for a group_size of -1 only: a single large channel, as trained
-transformers have, takes the resolution from all others. The product of two codes and the sum over a
-group are integers, exact in int32; each group is scaled once, in float32:
+One scale for a whole token would do less: a single large channel, as trained transformers have,
+takes the resolution from all others. The product of two codes and the sum over a group are
+integers, exact in int32; each group is scaled by the weight and each part by the activations once,
+in float32:
 
-    y[i, j] = sum over groups g of scale_x[i, g] * scale_w[j, g] *
+    y[i, j] = sum over parts h of scale_x[i, h] * sum over groups g in h of scale_w[j, g] *
               (sum over k in g of code_w[j, k] * code_x[i, k]  -  zero_w[j, g] * sum_x[i, g])
 
 where sum_x[i, g] is the sum of the activation codes in a group. Codes travel four to an int32 word.
@@ -32,47 +33,51 @@ INT8_DOT = "int8_dot"
 """Annotation of the block of integer sums, whose value is the group size."""
 BYTES_PER_WORD = 4
 LARGEST_CODE = 127
+_SCALE_COLUMNS = 128
+"""More cost accuracy: of a trained Gemma 3 270M with INT4 weights in groups of 32, one scale for
+32, 64, 128, 256 columns or for a row adds 0.05, 0.17, 0.45, 0.71 and 2.8 % to the perplexity."""
 SMALLEST_MAXIMUM = 2.0**-100
 """Groups of smaller magnitudes count as zero: amax / 127 would lose its precision."""
 
 
 def quantize_activation(m: Rows, k: int, group_size: int, dtype: str) -> tirx.PrimFunc:
-    """INT8 codes of activations, one scale per row and group.
+    """INT8 codes of activations.
 
     Parameters
     ----------
     m : int, None or a tuple of these
         Rows, or the axes of rows; None makes one symbolic.
     k, group_size : int
-        Columns, and how many of them share a scale of the weight they will meet.
+        Columns, and how many of them share a scale of the weight that they will meet.
     dtype : str
         Of X, a float type.
 
     Returns
     -------
     PrimFunc
-        Of X (m…, k) and the outputs codes int32 (m…, G g / 4), scale float32 (m…, G) and sums int32
-        (m…, G), where G = ceil(k / g) groups; codes beyond k are 0. A group that is not finite gets
-        the scale NaN or infinity, so that no product with it is finite.
+        Of X (m…, k) and the outputs codes int32 (m…, G g / 4), scale float32 (m…, G g / s) and sums
+        int32 (m…, G), where G = ceil(k / g) groups and s is `scale_columns`; codes beyond k are 0.
+        Columns that are not finite get the scale NaN or infinity, so that no product with it is
+        finite.
     """
     rows, depth = row_axes(m), int64(k)
-    groups = -(-k // group_size)
+    groups, columns = -(-k // group_size), scale_columns(k, group_size)
     x = te.placeholder((*rows, depth), dtype, name="X")
-    r = te.reduce_axis((0, int64(group_size)), name="k")
+    r = te.reduce_axis((0, int64(columns)), name="k")
 
     def element(row: Sequence[tirx.Expr], column: tirx.Expr) -> tirx.Expr:
         value = _float(x[(*row, tirx.min(column, depth - 1))])
         return tirx.Select(column < depth, value, tirx.const(0, "float32"))
 
     largest = te.compute(
-        (*rows, int64(groups)),
-        lambda *at: te.max(magnitude(element(at[:-1], at[-1] * group_size + r)), axis=r),
+        (*rows, int64(groups * group_size // columns)),
+        lambda *at: te.max(magnitude(element(at[:-1], at[-1] * columns + r)), axis=r),
         name="largest",
     )
     scale = te.compute(largest.shape, lambda *at: activation_scale(largest[at]), name="scale")
 
     def code(row: Sequence[tirx.Expr], column: tirx.Expr) -> tirx.Expr:
-        return activation_code(element(row, column), scale[(*row, column // group_size)])
+        return activation_code(element(row, column), scale[(*row, column // columns)])
 
     def word(*at: tirx.Expr) -> tirx.Expr:
         *row, w = at
@@ -94,6 +99,13 @@ def quantize_activation(m: Rows, k: int, group_size: int, dtype: str) -> tirx.Pr
         name="sums",
     )
     return prim_func([x], words, scale, sums)
+
+
+def scale_columns(k: int, group_size: int) -> int:
+    """How many columns of activations share a scale; as many as divide those of the weight."""
+    groups = -(-k // group_size)
+    most = max(1, _SCALE_COLUMNS // group_size)
+    return group_size * max(d for d in range(1, most + 1) if groups % d == 0)
 
 
 def magnitude(x: tirx.Expr) -> tirx.Expr:
@@ -132,10 +144,11 @@ def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
         Of codes, scale and sums of X as `quantize_activation` gives them, the parts of W, and the
         output Y (m…, n), which is rounded to `dtype` once.
     """
-    rows, n, group = row_axes(m), int64(layout.n), layout.group_size
+    rows, n, group_size = row_axes(m), int64(layout.n), layout.group_size
     words = layout.padded_k // BYTES_PER_WORD
     x = te.placeholder((*rows, int64(words)), "int32", name="X")
-    x_scale = te.placeholder((*rows, int64(layout.groups)), "float32", name="X_scale")
+    together = scale_columns(layout.k, group_size) // group_size
+    x_scale = te.placeholder((*rows, int64(layout.groups // together)), "float32", name="X_scale")
     x_sums = te.placeholder((*rows, int64(layout.groups)), "int32", name="X_sums")
     packed = weight_placeholders(layout)
 
@@ -144,12 +157,12 @@ def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
         word = x[(*row, column // 8 * 2 + column % 2)]
         return weight * (word << (24 - column % 8 // 2 * 8).astype("int32") >> 24)
 
-    r = te.reduce_axis((0, int64(group)), name="k")
+    r = te.reduce_axis((0, int64(group_size)), name="k")
     dot = te.compute(
         (*rows, n, int64(layout.groups)),
-        lambda *at: te.sum(product(at[:-2], at[-2], at[-1] * group + r), axis=r),
+        lambda *at: te.sum(product(at[:-2], at[-2], at[-1] * group_size + r), axis=r),
         name=INT8_DOT,
-        attrs={INT8_DOT: group},
+        attrs={INT8_DOT: group_size},
     )
 
     def scaled(row: Sequence[tirx.Expr], j: tirx.Expr, g: tirx.Expr) -> tirx.Expr:
@@ -157,7 +170,7 @@ def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
         zero = tirx.const(SYMMETRIC_ZERO, "int32")
         if not layout.spec.symmetric:
             zero = nibble(packed[2][tile, g // 8, lane], g)
-        scale = _float(packed[1][tile, g, lane]) * x_scale[(*row, g)]
+        scale = _float(packed[1][tile, g, lane]) * x_scale[(*row, g // together)]
         return _float(dot[(*row, j, g)] - zero * x_sums[(*row, g)]) * scale
 
     s = te.reduce_axis((0, int64(layout.groups)), name="g")

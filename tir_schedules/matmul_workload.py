@@ -9,7 +9,7 @@ from sits_tvm.config import QuantSpec
 
 from .contraction import LANES, Contraction, Int4Weight, Int8Rows
 from .int4_matmul import int4_matmul
-from .int8_matmul import LARGEST_CODE, int8_matmul
+from .int8_matmul import LARGEST_CODE, int8_matmul, scale_columns
 from .packed_layout import PackedLayout
 from .tuning_space import Excerpt
 from .workloads import MATMULS, MatmulWorkload
@@ -62,7 +62,8 @@ def inputs(workload: MatmulWorkload, rows: int, rng: np.random.Generator) -> lis
         return [x if workload.dtype == _ROUNDED else x.astype(workload.dtype), *weight]
     codes = rng.integers(-LARGEST_CODE, LARGEST_CODE + 1, (rows, layout.padded_k), dtype="int8")
     sums = codes.reshape(rows, layout.groups, layout.group_size).sum(-1, dtype="int32")
-    scale = rng.random(sums.shape, "float32")
+    scales = layout.padded_k // scale_columns(layout.k, layout.group_size)
+    scale = rng.random((rows, scales), "float32")
     return [codes.view("int32"), scale, sums, *weight]
 
 

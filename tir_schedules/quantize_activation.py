@@ -41,7 +41,7 @@ Row: TypeAlias = Sequence[tirx.Expr]
 
 
 class _Row:
-    """The kernel for a row of X, by vectors that do not cross the end of a group."""
+    """The kernel for a row of X, by vectors that do not cross the end of a group of the weight."""
 
     def __init__(
         self,
@@ -67,16 +67,20 @@ class _Row:
 
     def _emit(self, row: Row) -> None:
         *_, groups = self.sums.shape
+        *_, scales = self.scale.shape
+        together = int(groups) // int(scales)
         values = scratch(groups * self.per_group * self.lanes)
         self._copy(row, values)
-        with serial(groups) as group:
-            first = group * self.per_group
-            scale = T.Bind(self._scale(first, values))
-            T.buffer_store(self.scale, scale, [*row, group])
-            total = _zeros(self.lanes)
-            with serial(self.per_group) as v:
-                self._quantize(row, first + v, values, scale, total)
-            T.buffer_store(self.sums, _reduce("add", total, self.lanes), [*row, group])
+        with serial(scales) as index:
+            first = T.Bind(index * together)
+            scale = T.Bind(self._scale(first * self.per_group, together * self.per_group, values))
+            T.buffer_store(self.scale, scale, [*row, index])
+            with serial(together) as inner:
+                group = T.Bind(first + inner)
+                total = _zeros(self.lanes)
+                with serial(self.per_group) as v:
+                    self._quantize(row, group * self.per_group + v, values, scale, total)
+                T.buffer_store(self.sums, _reduce("add", total, self.lanes), [*row, group])
 
     def _copy(self, row: Row, values: tirx.Buffer) -> None:
         """Copy the row to `values` in float32, zeros behind it."""
@@ -93,10 +97,10 @@ class _Row:
         with serial(values.shape[0] - depth) as rest:
             T.buffer_store(values, tirx.const(0, "float32"), [depth + rest])
 
-    def _scale(self, first: tirx.Expr, values: tirx.Buffer) -> tirx.Expr:
-        """That of the group whose vectors start at `first`."""
+    def _scale(self, first: tirx.Expr, count: int, values: tirx.Buffer) -> tirx.Expr:
+        """That of `count` vectors from `first` on."""
         largest = _zeros(self.lanes)
-        with serial(self.per_group) as v, vectorized(self.lanes) as lane:
+        with serial(count) as v, vectorized(self.lanes) as lane:
             value = magnitude(values[(first + v) * self.lanes + lane])
             T.buffer_store(largest, tirx.max(largest[lane], value), [lane])
         return activation_scale(_reduce("smax", largest, self.lanes))

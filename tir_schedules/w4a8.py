@@ -30,6 +30,7 @@ class Int8Arithmetic:
         assert isinstance(product.rhs, Int4Weight)
         self.rows, self.x, self.weight = product.rows, product.lhs, product.rhs
         self.lanes, self.add = dot.lanes, dot.add
+        self.groups_per_scale = product.lhs.groups_per_scale
 
     def row(self, index: tirx.Expr) -> Row:
         return [T.Bind(axis) for axis in self.rows.indices(T.Bind(index))]
@@ -53,8 +54,8 @@ class Int8Arithmetic:
                     T.buffer_store(buffer, zero(lane) * x_sum, [lane])
         return sums
 
-    def scale(self, row: Row, group: tirx.Expr) -> tirx.Expr:
-        return T.Bind(self.x.scale[(*row, group)])
+    def scale(self, row: Row, index: tirx.Expr) -> tirx.Expr:
+        return T.Bind(self.x.scale[(*row, index)])
 
     def _nibbles(self, words: tirx.Expr) -> Iterable[tirx.Expr]:
         """The even and the odd codes of words."""

@@ -18,7 +18,12 @@ from tvm.ir import Op
 from sits_tvm.config import QuantSpec
 from tir_schedules import int4_matmul as kernels
 from tir_schedules.int4_matmul import Rows
-from tir_schedules.int8_matmul import BYTES_PER_WORD, int8_matmul, quantize_activation
+from tir_schedules.int8_matmul import (
+    BYTES_PER_WORD,
+    int8_matmul,
+    quantize_activation,
+    scale_columns,
+)
 from tir_schedules.packing import PackedLayout
 from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
@@ -192,9 +197,10 @@ def _quantized(bb: relax.BlockBuilder, x: relax.Expr, layout: PackedLayout) -> l
     """Codes, scales and sums of x (..., k), see `int8_matmul`."""
     *rows, k = x.ty.shape
     kernel = _quantize_kernel(_static(rows), int(k), layout.group_size, str(x.ty.dtype))
+    scales = layout.padded_k // scale_columns(int(k), layout.group_size)
     types = [
         relax.TensorType([*rows, layout.padded_k // BYTES_PER_WORD], "int32"),
-        relax.TensorType([*rows, layout.groups], "float32"),
+        relax.TensorType([*rows, scales], "float32"),
         relax.TensorType([*rows, layout.groups], "int32"),
     ]
     opaque = kernel.with_attr("op_pattern", _OPAQUE)

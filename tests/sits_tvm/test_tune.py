@@ -66,7 +66,7 @@ def tuned(work_dir, mod=None, target=CPU, **options):
     """(records by bucket, what was printed)."""
     printed = []
     options = {"config": QUANT, "progress": printed.append, "trials": 10, **options}
-    database = tune(mod or linear(8), target, work_dir=work_dir, **options)
+    database = tune(mod or linear(9), target, work_dir=work_dir, **options)
     records = read_records(database, arch_of(parse_target(target)))
     return {rows: record for (_, rows), record in records.items()}, printed
 
@@ -90,10 +90,10 @@ def test_a_build_uses_the_database(measured, tmp_path):
     measured.cost = lambda values: float(abs(values["rows"] - 4) + 1)
     tuned(tmp_path)
     config = Config(quant=QuantSpec(group_size=32), database=tmp_path / "database")
-    _, report = sits_tvm.lower(linear(8), CPU, config=config)
+    _, report = sits_tvm.lower(linear(9), CPU, config=config)
     (kernel,) = [k for k in report.kernels if k.family == "Matmul"]
-    assert (kernel.ranked, kernel.tuned_rows) == ("tuned", ("2+",))
-    _, report = sits_tvm.lower(linear(8), CPU, config=QUANT)
+    assert (kernel.ranked, kernel.tuned_rows) == ("tuned", ("9+",))
+    _, report = sits_tvm.lower(linear(9), CPU, config=QUANT)
     assert "tuned" not in {k.ranked for k in report.kernels}
 
 
@@ -104,7 +104,7 @@ def test_goes_on_where_it_stopped(measured, tmp_path):
         file.write('{"key": {"arch": "znv')  # killed while it wrote
     records, _ = tuned(tmp_path, trials=16)
     assert measured[:6] == before
-    assert len(measured) == records["2+"].trials == 16
+    assert len(measured) == records["9+"].trials == 16
     assert len({tuple(values.values()) for values in measured}) == 16
     lines = (tmp_path / "trials.jsonl").read_text().splitlines()
     assert [json.loads(line)["trial"]["parameters"] for line in lines] == measured
@@ -115,7 +115,7 @@ def test_goes_on_where_it_stopped(measured, tmp_path):
 def test_every_range_of_rows_is_a_task_and_a_small_space_ends(measured, tmp_path):
     mod = linear(tirx.Var("s", "int64"))
     records, _ = tuned(tmp_path, mod)
-    assert {rows: r.trials for rows, r in records.items()} == {"1": 6, "2+": 10}
+    assert {rows: r.trials for rows, r in records.items()} == {"1": 6, "2-8": 10, "9+": 10}
     records, _ = tuned(tmp_path / "int8", mod, config=INT8)
     assert records.keys() == {"1", "2-32", "33+"}
     assert {r.workload.family for r in records.values()} == {"int8_matmul"}
@@ -137,7 +137,7 @@ def test_an_interrupt_keeps_what_was_measured(measured, tmp_path, call):
 
     measured.cost = cost
     records, printed = tuned(tmp_path, trials=64)
-    assert records["2+"].trials == 8
+    assert records["9+"].trials == 8
     assert any("stopped" in line for line in printed)
 
 
@@ -148,7 +148,7 @@ def test_the_time_budget_ends_the_search(measured, tmp_path):
 
     measured.cost = cost
     records, _ = tuned(tmp_path, trials=10**6, time_budget=4.0)
-    assert 8 <= records["2+"].trials < 168
+    assert 8 <= records["9+"].trials < 168
     with pytest.raises(SitsError, match="nothing was measured before the end of the time budget"):
         tuned(tmp_path / "other", time_budget=0.0)
 
@@ -161,7 +161,7 @@ def test_failures_are_counted_by_reason(measured, tmp_path):
 
     measured.cost = cost
     records, printed = tuned(tmp_path, trials=20)
-    assert records["2+"].parameters["rows"] == 12
+    assert records["9+"].parameters["rows"] == 12
     assert "timeout" in printed[-1]
     assert "wrong result" in printed[-1]
 
@@ -187,13 +187,13 @@ def test_refuses(measured, tmp_path, monkeypatch):
     for name in ("HOST", "PORT", "KEY"):
         monkeypatch.delenv(f"TVM_TRACKER_{name}", raising=False)
     good = {"config": QUANT, "work_dir": tmp_path}
-    assert refusal(linear(8), CPU, **good, runner="remote").code == "runner"
-    assert refusal(linear(8), CPU, **good, trials=0).code == "trials"
-    assert "TVM_TRACKER_HOST" in refusal(linear(8), CPU, **good, runner="rpc").message
-    assert refusal(linear(8), CPU, work_dir=tmp_path).code == "nothing-to-tune"
-    assert refusal(linear(8), CPU, config=QUANT, work_dir="/proc/tuned").code == "work-dir"
+    assert refusal(linear(9), CPU, **good, runner="remote").code == "runner"
+    assert refusal(linear(9), CPU, **good, trials=0).code == "trials"
+    assert "TVM_TRACKER_HOST" in refusal(linear(9), CPU, **good, runner="rpc").message
+    assert refusal(linear(9), CPU, work_dir=tmp_path).code == "nothing-to-tune"
+    assert refusal(linear(9), CPU, config=QUANT, work_dir="/proc/tuned").code == "work-dir"
     (tmp_path / "trials.jsonl").write_text('{"key": {}}\n{}\n')
-    found = refusal(linear(8), CPU, **good)
+    found = refusal(linear(9), CPU, **good)
     assert (found.code, "line 1" in found.message) == ("trials", True)
 
 
@@ -204,7 +204,7 @@ def test_cli(measured, tmp_path, capsys):
     arguments = ["tune", str(tmp_path / "mlp.json"), "--int4", "--target", CPU, "--trials", "3"]
     assert main([*arguments, "--work-dir", str(tmp_path / "out"), "--json", "--quiet"]) == 0
     database = Path(json.loads(capsys.readouterr().out)["database"])
-    assert len(read_records(database, "znver4")) == 4
+    assert len(read_records(database, "znver4")) == 6
 
 
 KILLED = """
@@ -241,12 +241,12 @@ def test_survives_being_killed(measured, tmp_path):
     assert len(read_records(tmp_path / "database", "znver4")) == 1
     records, _ = tuned(tmp_path, trials=20)
     assert len(measured) == 4
-    assert records["2+"].trials == 20
+    assert records["9+"].trials == 20
 
 
 def test_targets_share_no_trials(measured, tmp_path):
     tuned(tmp_path)
-    tune(linear(8), "llvm -mcpu=haswell", config=QUANT, trials=4, work_dir=tmp_path, progress=print)
+    tune(linear(9), "llvm -mcpu=haswell", config=QUANT, trials=4, work_dir=tmp_path, progress=print)
     assert len(measured) == 14
     assert len(read_records(tmp_path / "database", "haswell")) == 1
     assert len(read_records(tmp_path / "database", "znver4")) == 1

@@ -7,11 +7,22 @@ from kernel_runs import target
 from tir_schedules.packing import deinterleave, unpack_nibbles
 
 
+def scales(layout):
+    """How many a row has: the fewest equal parts, of whole groups and at most 128 columns."""
+    return next(
+        count
+        for count in range(1, layout.groups + 1)
+        if layout.groups % count == 0
+        and (count == layout.groups or layout.padded_k // count <= 128)
+    )
+
+
 def quantized(x, layout):
-    """Codes (m, k) and scales (m, groups) by the definition; a group of zeros has 2**-100 / 127."""
+    """Codes (m, k) and scales (m, s) by the definition; a part of zeros has 2**-100 / 127."""
     padded = np.zeros((len(x), layout.padded_k), "float32")
     padded[:, : layout.k] = x
-    grouped = padded.reshape(len(x), layout.groups, layout.group_size)
+    parts = scales(layout)
+    grouped = padded.reshape(len(x), parts, layout.padded_k // parts)
     scale = np.maximum(np.abs(grouped).max(-1), np.float32(2.0**-100)) / np.float32(127)
     codes = np.rint(grouped / scale[..., None]).astype("int64").reshape(padded.shape)
     return codes[:, : layout.k], scale
@@ -51,8 +62,9 @@ def product(codes, scale, parts, layout):
     x = np.zeros((len(codes), layout.padded_k), "int64")
     x[:, : layout.k] = codes
     sums = np.einsum("ngk,mgk->mng", shifted, x.reshape(len(x), *shifted.shape[1:]))
-    scales = deinterleave(parts[1], layout.n).astype("float64")
-    terms = sums * scales * scale.astype("float64")[:, None, :]
+    steps = deinterleave(parts[1], layout.n).astype("float64")
+    x_steps = np.repeat(scale.astype("float64"), layout.groups // scale.shape[1], axis=1)
+    terms = sums * steps * x_steps[:, None, :]
     return terms.sum(-1), np.abs(terms).sum(-1)
 
 

@@ -14,6 +14,7 @@ from int8_runs import (
     random_weight,
     run,
     run_product,
+    scales,
 )
 from kernel_runs import ROWS, TARGETS, target
 
@@ -71,7 +72,7 @@ def test_every_instruction_agrees(rng, name):
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(None, layout, "float32"), Matmul(), name)
     for m in (1, 3, 40):
-        codes, scale = rng.integers(-127, 128, (m, 72)), np.ones((m, layout.groups), "float32")
+        codes, scale = rng.integers(-127, 128, (m, 72)), np.ones((m, scales(layout)), "float32")
         y = run_product(kernel, codes, scale, parts, layout)
         assert_rounded(y, *product(codes, scale, parts, layout))
 
@@ -105,7 +106,7 @@ def test_extremes_do_not_saturate(rows):
     kernel = build(int8_matmul(rows, layout, "float32"), Matmul(), "host")
     for sign in (1, -1):
         codes = np.full((rows, layout.k), 127 * sign)
-        y = run_product(kernel, codes, np.ones((rows, layout.groups), "float32"), parts, layout)
+        y = run_product(kernel, codes, np.ones((rows, scales(layout)), "float32"), parts, layout)
         assert (y == sign * 7 * 127 * 28672).all()
 
 
@@ -124,7 +125,7 @@ def test_every_code_meets_its_activation(rows, name):
     for start in range(0, 64, rows):
         eye = np.eye(64, dtype="int64")[start : start + rows] * -3
         x = np.concatenate([eye, np.zeros((rows - len(eye), 64), "int64")])
-        y = run_product(kernel, x, np.ones((rows, layout.groups), "float32"), parts, layout)
+        y = run_product(kernel, x, np.ones((rows, scales(layout)), "float32"), parts, layout)
         np.testing.assert_array_equal(y[: len(eye)], -3 * (code - 8).T[start : start + rows])
 
 
@@ -149,7 +150,10 @@ def test_any_shape(m, n, k, group, symmetric, seed):
 
 @pytest.mark.parametrize("rule", [None, QuantizeActivation()], ids=["plain", "scheduled"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("k", "group"), [(72, 32), (37, -1), (5, 32), (128, -1), (640, 128)])
+@pytest.mark.parametrize(
+    ("k", "group"),
+    [(72, 32), (37, -1), (5, 32), (128, -1), (640, 128), (640, 32), (300, 32)],
+)
 def test_quantize_activation(rng, k, group, dtype, rule):
     layout = PackedLayout(16, k, QuantSpec(group_size=group), 16)
     kernel = build(quantize_activation((None, None), k, layout.group_size, dtype), rule, "host")
@@ -162,22 +166,23 @@ def test_quantize_activation(rng, k, group, dtype, rule):
         codes, scale = quantized(flat, layout)
         outputs = [
             ((*axes, layout.padded_k // 4), "int32"),
-            ((*axes, layout.groups), "float32"),
+            ((*axes, scales(layout)), "float32"),
             ((*axes, layout.groups), "int32"),
         ]
-        words, scales, sums = run(kernel, x, outputs=outputs)
-        np.testing.assert_array_equal(scales.reshape(-1), scale.reshape(-1))
+        words, steps, sums = run(kernel, x, outputs=outputs)
+        np.testing.assert_array_equal(steps.reshape(-1), scale.reshape(-1))
         np.testing.assert_array_equal(words.reshape(-1), as_words(codes, layout).reshape(-1))
         np.testing.assert_array_equal(sums.reshape(-1), group_sums(codes, layout).reshape(-1))
 
 
 @pytest.mark.parametrize("rule", [None, QuantizeActivation()], ids=["plain", "scheduled"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_group_that_is_not_finite_is_not_hidden(bad, rule):
-    x = np.ones((2, 40), "float32")
-    x[0, 3] = bad
-    kernel = build(quantize_activation(2, 40, 32, "float32"), rule, "host")
-    outputs = [((2, 16), "int32"), ((2, 2), "float32"), ((2, 2), "int32")]
+def test_columns_that_are_not_finite_are_not_hidden(bad, rule):
+    """Of 10 groups of 32 columns two share a scale."""
+    x = np.ones((2, 300), "float32")
+    x[0, 40] = bad
+    kernel = build(quantize_activation(2, 300, 32, "float32"), rule, "host")
+    outputs = [((2, 80), "int32"), ((2, 5), "float32"), ((2, 10), "int32")]
     _, scale, _ = run(kernel, x, outputs=outputs)
     assert not np.isfinite(scale[0, 0])
     assert (scale.reshape(-1)[1:] == np.float32(1) / np.float32(127)).all()

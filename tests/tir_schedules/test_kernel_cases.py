@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from int8_runs import build, random_weight, run
+from int8_runs import build, random_weight, run, scales
 from kernel_runs import assert_close, compile_kernel
 
 from sits_tvm.config import QuantSpec
@@ -33,8 +33,8 @@ def w4a8(layout, rows, dtype="float32"):
     product = build(int8_matmul(rows, layout, dtype), Matmul(), "host")
 
     def both(x, parts):
-        groups = (rows, layout.groups)
-        outputs = [((rows, layout.padded_k // 4), "int32"), (groups, "float32"), (groups, "int32")]
+        shapes = [(rows, width) for width in (layout.padded_k // 4, scales(layout), layout.groups)]
+        outputs = list(zip(shapes, ("int32", "float32", "int32"), strict=True))
         codes = run(quantize, x, outputs=outputs)
         return run(product, *codes, *parts, outputs=[((rows, layout.n), dtype)])[0]
 

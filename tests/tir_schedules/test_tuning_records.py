@@ -22,7 +22,7 @@ ONE = Record(
     WORKLOAD, "1", {"vectors": 2}, "measured", "a CPU", 2, "2026-11-30", "0.27.0", 6, 1e-5, 2e-5
 )
 FIVE = replace(ONE, parameters={"vectors": 5})
-MORE = replace(ONE, rows="2+", parameters={"rows": 4, "vectors": 2, "panel": 6})
+MORE = replace(ONE, rows="9+", parameters={"rows": 4, "vectors": 2, "panel": 6})
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def write(database, *records, arch="haswell"):
 
 def test_records_read_back(tmp_path):
     write(tmp_path, ONE, MORE)
-    assert read_records(tmp_path, "haswell") == {(WORKLOAD, "1"): ONE, (WORKLOAD, "2+"): MORE}
+    assert read_records(tmp_path, "haswell") == {(WORKLOAD, "1"): ONE, (WORKLOAD, "9+"): MORE}
     assert read_records(tmp_path, "znver4") == {}
     assert [path.name for path in (tmp_path / "haswell").iterdir()] == ["int4_matmul.jsonl"]
 
@@ -55,19 +55,19 @@ def test_each_range_of_rows_is_looked_up_on_its_own(tmp_path):
     parameters, tuned, _ = found(None, write(tmp_path, ONE))
     assert tuned == ("1",)
     assert parameters["1"].vectors == 2
-    assert parameters["2+"] == found(None)[0]["2+"]
-    assert found(7, write(tmp_path, ONE))[1] == ()
-    parameters, tuned, _ = found(7, write(tmp_path, ONE, MORE))
-    assert tuned == ("2+",)
-    assert (parameters["2+"].rows, parameters["2+"].vectors, parameters["2+"].panel) == (4, 2, 6)
+    assert parameters["9+"] == found(None)[0]["9+"]
+    assert found(9, write(tmp_path, ONE))[1] == ()
+    parameters, tuned, _ = found(9, write(tmp_path, ONE, MORE))
+    assert tuned == ("9+",)
+    assert (parameters["9+"].rows, parameters["9+"].vectors, parameters["9+"].panel) == (4, 2, 6)
 
 
 def test_a_users_own_database_comes_first(tmp_path, no_shipped_records):
     write(no_shipped_records, ONE, replace(MORE, parameters={"rows": 2}))
     write(tmp_path / "own", replace(ONE, parameters={"vectors": 3}))
     parameters, tuned, diagnostics = found(None, tmp_path / "own")
-    assert set(tuned) == {"1", "2+"}
-    assert (parameters["1"].vectors, parameters["2+"].rows) == (3, 2)
+    assert set(tuned) == {"1", "9+"}
+    assert (parameters["1"].vectors, parameters["9+"].rows) == (3, 2)
     assert diagnostics == []
 
 
