@@ -33,6 +33,7 @@ _TILE_CHOICES = {
     4: {"rows": (1, 2, 3, 4), "vectors": (1,)},
 }
 _INT8_TILES = {16: RegisterTile(3, 4), 8: RegisterTile(2, 1), 4: RegisterTile(1, 1)}
+_INT8_PANEL_TILES = {**_INT8_TILES, 16: RegisterTile(4, 2)}
 _INT8_ROWS = {16: (1, 2, 3, 4, 6), 8: (1, 2, 3, 4), 4: (1, 2)}
 _INT8_VECTORS = {16: (1, 2, 3, 4), 8: (1, 2), 4: (1, 2)}
 _STREAM_CHOICES, _WORDS = (1, 2, 3, 4, 6, 8), (1, 2, 4)
@@ -71,18 +72,19 @@ def bfloat16_spaces(product: Contraction, target: Target) -> Spaces:
 
 
 def int8_spaces(_product: Contraction, target: Target) -> Spaces:
-    """Of products of INT8 activations and an INT4 weight: an `RegisterTile` each.
+    """Of products of INT8 activations and an INT4 weight: a `RegisterTile` each.
 
-    Integer and float sums of the default fit the vector registers together.
+    Integer sums, and float sums of a group and of all, of the default fit the vector registers.
     """
     lanes = vector_lanes(target)
+    many = replace(_INT8_PANEL_TILES[lanes], panel=4)
     tile, words = _INT8_TILES[lanes], {"words": _WORDS}
     tiles = {"rows": _INT8_ROWS[lanes], "vectors": _INT8_VECTORS[lanes], **words}
     one = RegisterTile(1, max(tile.vectors, 2))
     return {
         "1": Space(1, 1, one, {"vectors": _STREAM_CHOICES, **words}),
         "2-32": Space(32, 8, replace(tile, words=2), tiles),
-        "33+": Space(None, 512, replace(tile, panel=4), {**tiles, "panel": _PANELS}),
+        "33+": Space(None, 512, many, {**tiles, "panel": _PANELS}),
     }
 
 
