@@ -21,6 +21,7 @@ from .quantize_matmul_weights import QuantizeMatmulWeights
 from .remove_stop_gradients import RemoveStopGradients
 from .simplify_symbolic_shapes import SimplifySymbolicShapes
 from .split_shared_operands import SplitSharedOperands
+from .store_columns import StoreColumns
 from .unpack_int4_constants import UnpackInt4Constants
 from .widen_bfloat16_ops import WidenBfloat16Ops
 from .widen_cumsum import WidenCumsum
@@ -44,6 +45,7 @@ __all__ = [
     "RemoveStopGradients",
     "SimplifySymbolicShapes",
     "SplitSharedOperands",
+    "StoreColumns",
     "UnpackInt4Constants",
     "WidenBfloat16Ops",
     "WidenCumsum",

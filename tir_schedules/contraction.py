@@ -95,11 +95,15 @@ class Int8Rows:
 
 @dataclass(frozen=True)
 class Stage:
-    """``buffer[indices] = value``, over the axes of the product."""
+    """``buffer[indices] = value``, over the axes of the product.
+
+    It covers the `columns` from the first to before the second, multiples of LANES; all if None.
+    """
 
     buffer: tirx.Buffer
     indices: tuple[tirx.Expr, ...]
     value: tirx.Expr
+    columns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,12 @@ class Contraction:
         return self.reduction.dom.extent
 
     @property
+    def parts(self) -> list[tuple[int, int] | None]:
+        """The different columns that outputs cover."""
+        outputs = [stage for stage in self.stages if stage.buffer not in self.temporaries]
+        return list(dict.fromkeys(stage.columns for stage in outputs))
+
+    @property
     def intermediates(self) -> list[tirx.Buffer]:
         """The buffers of the stages, but for the outputs."""
         return [stage.buffer for stage in self.stages if stage.buffer in self.temporaries]
@@ -178,8 +188,9 @@ class Contraction:
         total: tirx.Expr,
         keep: Callable[[tirx.Buffer, tirx.Expr], tirx.Expr],
         store: Callable[[tirx.Buffer, tirx.Expr, Sequence[tirx.Expr]], None],
+        part: tuple[int, int] | None = None,
     ) -> None:
-        """Send one finished sum through the stages.
+        """Send one finished sum through the stages that cover all columns or those of `part`.
 
         `keep` remembers the value of an intermediate buffer and returns how to read it, `store`
         writes an output.
@@ -187,6 +198,8 @@ class Contraction:
         at = {**point, self.total: total}
         written: dict[tirx.Buffer, tirx.Expr] = {}
         for stage in self.stages:
+            if stage.columns not in (None, part):
+                continue
             value = replace_loads(substitute(stage.value, at), written)
             if stage.buffer in self.temporaries:
                 written[stage.buffer] = keep(stage.buffer, value)

@@ -99,8 +99,23 @@ def store_columns(
 ) -> None:
     """Send `lanes` values, from `start` on, through the epilogue to columns `first` and onwards.
 
-    Columns beyond the last one are dropped.
+    `first` is a multiple of `lanes`, and that divides LANES. Columns beyond the last are dropped.
     """
+    for part in product.parts:
+        begin, end = part or (0, 0)
+        with when(part is None or tirx.all(first >= begin, first < end)):
+            _store_part(product, point, first, values, start, lanes, part)
+
+
+def _store_part(
+    product: Contraction,
+    point: Point,
+    first: tirx.Expr,
+    values: tirx.Buffer,
+    start: Sequence[Index],
+    lanes: int,
+    part: tuple[int, int] | None,
+) -> None:
     columns = product.column.dom.extent
     kept = {
         buffer: T.alloc_buffer((int64(lanes),), str(buffer.dtype), scope="local")
@@ -114,7 +129,7 @@ def store_columns(
 
         at = {**point, product.column.var: first + lane}
         value = values[(*start[:-1], start[-1] + lane)]
-        product.finish(at, value, keep, T.buffer_store)
+        product.finish(at, value, keep, T.buffer_store, part)
 
     def whole() -> None:
         with vectorized(lanes) as lane:

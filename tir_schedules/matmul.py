@@ -13,7 +13,7 @@ from tvm.tirx.script import builder as T
 
 from .contraction import Contraction, Int4Weight, Int8Rows
 from .cpu_target import cores, has_feature
-from .emit import with_emitted_body
+from .emit import when, with_emitted_body
 from .gemm import gemm
 from .gemv import gemv
 from .int4_arithmetic import MakeArithmetic
@@ -90,11 +90,12 @@ def _multiplies_pairs(product: Contraction, target: Target) -> bool:
 
 
 def _emit(product: Contraction, spaces: Spaces, parameters: dict[str, Any], target: Target) -> None:
-    emit_buckets(
-        product.rows.extent,
-        spaces,
-        lambda bucket: _emit_bucket(product, bucket, parameters[bucket], target),
-    )
+    """No row is no work: TVM lifts what buckets share out of them, even a division by zero."""
+    rows = product.rows.extent
+    with when(isinstance(rows, tirx.IntImm) or rows > 0):
+        emit_buckets(
+            rows, spaces, lambda bucket: _emit_bucket(product, bucket, parameters[bucket], target)
+        )
 
 
 def _emit_bucket(product: Contraction, bucket: str, parameters: Any, target: Target) -> None:

@@ -16,7 +16,7 @@ for a CPU vector, 1 is plain rows (the last axis is then 1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -56,6 +56,13 @@ def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> Parts:
 
     n, k = weight.shape
     return assemble(PackedLayout(n, k, spec, lanes), rows_of)
+
+
+def stack(weights: Sequence[Parts]) -> Parts:
+    """The parts of weights as those of one, stacked along N; each N but the last is whole tiles."""
+    if len(weights) == 1:
+        return weights[0]
+    return tuple(np.concatenate(parts) for parts in zip(*weights, strict=True))
 
 
 def assemble(layout: PackedLayout, quantized: Callable[[slice], Quantized]) -> Parts:

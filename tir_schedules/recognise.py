@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.sym import Analyzer
 
-from .contraction import LANES, Axes, Contraction, Int4Weight, Int8Rows, Point, Stage, loads
+from .contraction import LANES, Axes, Contraction, Int4Weight, Int8Rows, loads
+from .epilogue import epilogue_stages
 from .int4_matmul import DEQUANTIZE
 from .int8_matmul import INT8_DOT
 from .tir_nodes import collect, is_const, substitute
@@ -116,7 +116,7 @@ def _assemble(
     if parts.dequantize is not None:
         rhs = _int4_weight(parts.dequantize, rhs, column)
     total = tirx.Var("total", "float32")
-    stages = _stages(block, total, parts.epilogue)
+    stages = epilogue_stages(block, column, total, parts.epilogue)
     if rhs is None or stages is None:
         return None
     intermediates = frozenset(temporaries)
@@ -211,49 +211,3 @@ def _int8_operands(block: s_tir.SBlock, dot: s_tir.SBlock) -> tuple | None:
     if not is_const(codes.shape[-1], LANES):
         return None
     return Int8Rows(x, x_scale, x_sums), weight, (), tuple(rows), column, group
-
-
-def _stages(
-    block: s_tir.SBlock,
-    total: tirx.Var,
-    epilogue: Sequence[tuple[s_tir.SBlock, tirx.Expr]],
-) -> tuple[Stage, ...] | None:
-    """The product and what follows, over the axes of `block`; None if not elementwise."""
-    store = block.body
-    stages = [Stage(store.buffer, tuple(store.indices), total.astype(str(store.buffer.dtype)))]
-    extents = {axis.var: axis.dom.extent for axis in block.iter_vars}
-    for follower, value in epilogue:
-        at = _aligned(follower, value, {stage.buffer: stage.indices for stage in stages}, extents)
-        if at is None:
-            return None
-        indices = tuple(substitute(index, at) for index in follower.body.indices)
-        stages.append(Stage(follower.body.buffer, indices, substitute(value, at)))
-    return tuple(stages)
-
-
-def _aligned(
-    block: s_tir.SBlock,
-    value: tirx.Expr,
-    written: Mapping[tirx.Buffer, Sequence[tirx.Expr]],
-    extents: Point,
-) -> Point | None:
-    """The axes of `block` in terms of the product's, if it reads what is `written` there."""
-    read = [load for load in loads(value) if load.source in written]
-    axes = {axis.var: axis.dom.extent for axis in block.iter_vars}
-    at = {var: tirx.const(0, str(var.ty)) for var, extent in axes.items() if is_const(extent, 1)}
-    for load in read:
-        pairs = zip(load.indices, written[load.source], strict=True)
-        at.update({index: here for index, here in pairs if index in axes})
-    if len(at) != len(axes) or not all(_fits(axes[var], at[var], extents) for var in axes):
-        return None
-    for load in read:
-        found = [substitute(index, at) for index in load.indices]
-        here = list(written[load.source])
-        if not tvm_ffi.structural_equal(found, here, map_free_vars=False):
-            return None
-    return at
-
-
-def _fits(extent: tirx.Expr, at: tirx.Expr, extents: Point) -> bool:
-    """Whether an axis of `extent` runs over just the values of the product's axis `at`."""
-    return Analyzer().can_prove_equal(extent, extents.get(at, 1))
