@@ -15,7 +15,7 @@ from tvm.runtime import Tensor
 from relax_passes.op import pack_weight
 from relax_passes.op.int4 import layout_of
 from relax_passes.packed_weights.packed_function import SOURCE_NAMES
-from tir_schedules.packing import Parts, pack
+from tir_schedules.packing import Parts, pack, stack
 
 from .diagnostics import Diagnostic
 
@@ -55,25 +55,30 @@ def evaluate_transform(
             key = tuple(names.get(arg, arg) for arg in value.args), str(value.attrs)
             if key not in cache:
                 arrays = [a.value if isinstance(a, GenericConst) else values[a] for a in value.args]
-                cache[key] = _pack(value, _weight_of(value, names), arrays, found)
+                cache[key] = _pack(value, [names.get(a, "") for a in value.args], arrays, found)
             values[variable] = cache[key]
         else:
             return [values[field] for field in value.fields]
     raise AssertionError("a transform function ends in a tuple")
 
 
-def _weight_of(call: relax.Call, names: Mapping[relax.Expr, str]) -> str:
-    return next(names[arg] for arg in call.args if arg in names)
-
-
-def _pack(call: relax.Call, name: str, arrays: list[Any], found: list[Diagnostic]) -> Packed:
-    _LOG.info("packing %s", name)
-    try:
-        parts = _PACKERS[str(call.op.name)](call, [as_numpy(array) for array in arrays])
-    except ValueError as error:
-        found.append(Diagnostic.error("weight-not-quantizable", f"`{name}`: {error}"))
+def _pack(call: relax.Call, names: list[str], arrays: list[Any], found: list[Diagnostic]) -> Packed:
+    """One weight at a time: those that a `quantize_weight` stacks have their rows one by one."""
+    name, packer = str(call.op.name), _PACKERS[str(call.op.name)]
+    stacks = name == "relax.sits.quantize_weight"
+    weights = (
+        [(n, [a]) for n, a in zip(names, arrays, strict=True)] if stacks else [(names[0], arrays)]
+    )
+    parts: list[Parts] = []
+    for weight, given in weights:
+        _LOG.info("packing %s", weight)
+        try:
+            parts.append(packer(call, [as_numpy(array) for array in given]))
+        except ValueError as error:
+            found.append(Diagnostic.error("weight-not-quantizable", f"`{weight}`: {error}"))
+    if len(parts) < len(weights):
         return ()
-    return tuple(tvm.runtime.tensor(part) for part in parts)
+    return tuple(tvm.runtime.tensor(part) for part in stack(parts))
 
 
 def _quantize_weight(call: relax.Call, arrays: list[np.ndarray]) -> Parts:

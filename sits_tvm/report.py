@@ -35,6 +35,19 @@ class SkippedWeight:
 
 
 @dataclass(frozen=True)
+class StackedWeights:
+    """Products of one input that are one call, their weights stacked, or why one of them is not.
+
+    `binding` is the first of the products.
+    """
+
+    function: str
+    binding: str
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class AttentionSite:
     """A block of attention: recognised, or the condition that failed."""
 
@@ -159,6 +172,7 @@ class Report:
     target: str = ""
     quantized: list[QuantizedWeight] = field(default_factory=list)
     skipped: list[SkippedWeight] = field(default_factory=list)
+    stacked: list[StackedWeights] = field(default_factory=list)
     attention: list[AttentionSite] = field(default_factory=list)
     attention_rewrites: list[AttentionRewrite] = field(default_factory=list)
     rewrite_checks: list[RewriteCheck] = field(default_factory=list)
@@ -212,6 +226,7 @@ class Report:
 _ROWS: dict[str, type] = {
     "quantized": QuantizedWeight,
     "skipped": SkippedWeight,
+    "stacked": StackedWeights,
     "attention": AttentionSite,
     "attention_rewrites": AttentionRewrite,
     "rewrite_checks": RewriteCheck,

@@ -45,6 +45,13 @@ def report_tables(report: Report) -> Iterator[Table]:
             ["function", "binding", "name", "reason"],
             [[s.function, s.binding, s.name, s.reason] for s in report.skipped],
         )
+    if report.stacked:
+        calls = sum(not row.reason for row in report.stacked)
+        yield (
+            f"products of one input: {calls} calls with stacked weights",
+            ["function", "binding", "names", "left alone"],
+            [[s.function, s.binding, ", ".join(s.names), s.reason] for s in report.stacked],
+        )
     if report.attention:
         yield (
             f"attention: {sum(a.recognised for a in report.attention)} of "

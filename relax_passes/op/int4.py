@@ -35,14 +35,14 @@ _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 4, 8  # relax.op_pattern: elementwise consum
 
 
 def quantize_weight(
-    weight: relax.Expr, *, transposed: bool = False, scale_method: str = "absmax", **layout: object
+    *weights: relax.Expr, transposed: bool = False, scale_method: str = "absmax", **layout: object
 ) -> relax.Call:
-    """Quantize and pack a weight.
+    """Quantize and pack a weight, or several as one, stacked along n.
 
     Parameters
     ----------
-    weight : Tensor (n, k), or (k, n) when `transposed`
-        float16, bfloat16 or float32.
+    *weights : Tensor (n, k), or (k, n) when `transposed`
+        float16, bfloat16 or float32, all of one; each n but the last is a multiple of the lanes.
     scale_method : str
         As in `QuantSpec`.
     **layout
@@ -54,7 +54,7 @@ def quantize_weight(
         Of type Tuple(codes, scale) or Tuple(codes, scale, zero_point).
     """
     attrs = {**layout, "transposed": transposed, "scale_method": scale_method}
-    return relax.Call(Op.get("relax.sits.quantize_weight"), [weight], attrs)
+    return relax.Call(Op.get("relax.sits.quantize_weight"), list(weights), attrs)
 
 
 def int4_matmul(x: relax.Expr, *packed: relax.Expr, **layout: object) -> relax.Call:
@@ -107,9 +107,17 @@ def packed_types(layout: PackedLayout) -> list[relax.TensorType]:
 
 
 def _infer_quantize_weight(call: relax.Call, _: relax.BlockBuilder) -> relax.TupleType:
-    layout = layout_of(call)
-    shape = (layout.k, layout.n) if call.attrs["transposed"] else (layout.n, layout.k)
-    _expect(call, "weight", call.args[0], shape, FLOATS)
+    layout, axis = layout_of(call), int(bool(call.attrs["transposed"]))
+    dtypes, rows = FLOATS, []
+    for arg in call.args:
+        ty = _expect(call, "weight", arg, None, dtypes)
+        dtypes = (str(ty.dtype),)
+        rows.append(int(ty.shape[axis]) if ty.ndim == 2 else 0)
+        _expect(call, "weight", arg, (layout.k, rows[-1]) if axis else (rows[-1], layout.k), dtypes)
+    if sum(rows) != layout.n or any(n % layout.lanes for n in rows[:-1]):
+        raise ValueError(
+            f"{call.op.name}: n={layout.n} in tiles of {layout.lanes} lanes, of weights of {rows}"
+        )
     return relax.TupleType(packed_types(layout))
 
 
@@ -158,8 +166,11 @@ def _expect(
 
 def _legalize_quantize_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     layout = layout_of(call)
-    weight = call.args[0]
-    if call.attrs["transposed"]:
+    transposed = bool(call.attrs["transposed"])
+    weight, *others = call.args
+    if others:
+        weight = bb.emit(relax.op.concat([weight, *others], axis=int(transposed)))
+    if transposed:
         weight = bb.emit(relax.op.permute_dims(weight))
     dtype, types = str(weight.ty.dtype), packed_types(layout)
     zero_type = relax.TensorType(list(layout.shapes[1]), "uint8")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_passes.op.columns import columns
 from relax_passes.op.int4 import int4_matmul, int4_take, layout_attrs, packed_types
 from relax_passes.packed_weights.weight_sites import weights_of
 from tir_schedules.packing import PackedLayout, Parts
@@ -25,7 +26,8 @@ class Packing:
 
     `sources` are the arguments or constants that the parts are computed from, the weight first;
     `call` makes the call that does it, of these or what stands for them, and `evaluate` does it
-    in NumPy where all are constants. `prefix` is that of the names of the parts.
+    in NumPy where all are constants. `prefix` is that of the names of the parts. Where products
+    of one input share a call, `columns` has by binding the first of its own, and how many.
     """
 
     sources: tuple[relax.Expr, ...]
@@ -33,6 +35,7 @@ class Packing:
     prefix: str
     call: Callable[..., relax.Call]
     evaluate: Callable[..., Parts]
+    columns: Mapping[relax.Var, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def owner(self) -> relax.Var | None:
@@ -115,6 +118,7 @@ class Packer(PyExprMutator):
         self.sites = {site.binding: (site, packing) for site, packing in packings}
         distinct = dict.fromkeys(packing for _, packing in packings)
         self.parts = {packing: packing.make_parts() for packing in distinct}
+        self._shared: dict[Packing, relax.Var] = {}
 
     def packings_of(self, argument: relax.Var) -> list[Packing]:
         """Those whose parts take the place of `argument`: one for each way in which it is read."""
@@ -142,4 +146,9 @@ class Packer(PyExprMutator):
         x, dtype = operands[0], str(site.call.ty.dtype)
         if str(x.ty.dtype) != dtype:
             x = self.builder_.emit(relax.op.astype(x, dtype))
-        return int4_matmul(x, *packed, **attrs)
+        if not packing.columns:
+            return int4_matmul(x, *packed, **attrs)
+        if packing not in self._shared:
+            self._shared[packing] = self.builder_.emit(int4_matmul(x, *packed, **attrs))
+        first, count = packing.columns[site.binding]
+        return columns(self._shared[packing], first=first, count=count)

@@ -19,10 +19,10 @@ ROWS = relax.TensorType((4, 64), "float32")
 def quantize(before, **options):
     """The pass, checked not to touch its input; its diagnostics and report."""
     report, digest = Report(), tvm_ffi.structural_hash(before)
-    lanes = options.pop("lanes", 1)
+    how = {"lanes": options.pop("lanes", 1), "stack": options.pop("stack", True)}
     config = Config(quant=options.pop("quant", G32), **options)
     with collect() as found:
-        after = QuantizeMatmulWeights(config, lanes=lanes, report=report)(before)
+        after = QuantizeMatmulWeights(config, **how, report=report)(before)
     assert tvm_ffi.structural_hash(before) == digest
     return after, found, report
 

@@ -9,10 +9,9 @@ from stacked_products import SIZES, close, products, values_of
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
-import sits_tvm
-from relax_passes import StoreColumns
+from relax_passes import QuantizeMatmulWeights, StoreColumns
 from relax_passes.op.columns import columns
-from sits_tvm import Config, parse_target
+from sits_tvm import Config, QuantSpec, parse_target
 from sits_tvm.pipeline import run_kernel_passes
 from sits_tvm.report import Report
 
@@ -139,15 +138,15 @@ def test_a_build_has_one_kernel_for_q_k_and_v(rng, rows, activation):
 
     mod = products(make=make, rows=rows)
     values = values_of(rng, mod)
-    spec = sits_tvm.QuantSpec(group_size=32, activation=activation)
-    built = sits_tvm.build(mod, CPU, params=values, config=Config(quant=spec))
-    (kernel,) = (k for k in built.report.kernels if "matmul" in k.name)
+    config = Config(quant=QuantSpec(group_size=32, activation=activation))
+    bound = relax.transform.BindParams("main", values)(mod)
+    kernels, run = built(QuantizeMatmulWeights(config, lanes=16)(bound))
+    (kernel,) = (k for k in kernels if "matmul" in k.name)
     assert kernel.family == "Matmul"
     x = rng.standard_normal((2, rows or 3, 64)).astype("float32")
-    vm = relax.VirtualMachine(built, tvm.cpu())
-    got = vm["main"](x, *built.param_list)
+    got = run(x)
     exact = {None: 2e-6, "int8": 2e-2, "bfloat16": 2e-2}[activation]
     for part, weight in zip(got, values.values(), strict=True):
         want = x.astype("float64") @ restored(weight, G32).T + 1
         want = want.reshape(*x.shape[:2], -1, 16).transpose(0, 2, 1, 3)
-        np.testing.assert_allclose(part.numpy(), want, rtol=0, atol=exact * np.abs(want).max())
+        np.testing.assert_allclose(part, want, rtol=0, atol=exact * np.abs(want).max())
