@@ -28,13 +28,14 @@ _ROW_CHOICES: dict[int, dict[str, tuple[int, ...]]] = {
     8: {"depth": (2, 3, 4, 6), "vectors": (1, 2, 3), "keys": _KEYS},
     4: {"depth": (1, 2, 3, 4), "vectors": (1, 2), "keys": _KEYS},
 }
-_DECODE_REGISTERS = {16: 16, 8: 6, 4: 3}
+_DECODE_REGISTERS = {16: 12, 8: 6, 4: 3}
 _DECODE_CHOICES: dict[int, dict[str, tuple[int, ...]]] = {
     16: {"registers": (4, 8, 12, 16, 24), "keys": _KEYS},
     8: {"registers": (2, 4, 6, 8), "keys": _KEYS},
     4: {"registers": (1, 2, 3, 4), "keys": _KEYS},
 }
-_DECODE_KEYS = 64
+_SMALL_QUERIES = 256
+"""Floats of all rows up to which several keys at once pay; with more, keys come one by one."""
 
 _FEW_ROWS = 8
 """With more, lanes that are rows are full enough."""
@@ -86,4 +87,6 @@ def _decode_tile(spec: AttentionSpec, queries: int, target: Target) -> DecodeTil
         heads *= max(1, int(spec.batch))
     parts = -(-cores(target) // heads)
     rows = queries * spec.group
-    return DecodeTile(rows, _DECODE_REGISTERS[vector_lanes(target)], _DECODE_KEYS, parts)
+    per_row = 4 if rows * spec.head_dim <= _SMALL_QUERIES else 1
+    registers = min(rows * per_row, _DECODE_REGISTERS[vector_lanes(target)])
+    return DecodeTile(rows, registers, 32 if spec.head_dim <= 64 else 128, parts)

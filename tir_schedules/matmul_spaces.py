@@ -32,8 +32,9 @@ _TILE_CHOICES = {
     8: {"rows": (2, 3, 4, 5, 6), "vectors": (1, 2)},
     4: {"rows": (1, 2, 3, 4), "vectors": (1,)},
 }
-_INT8_TILES = {16: RegisterTile(3, 4), 8: RegisterTile(2, 1), 4: RegisterTile(1, 1)}
-_INT8_PANEL_TILES = {**_INT8_TILES, 16: RegisterTile(4, 2)}
+_INT8_STREAMS = {16: 4, 8: 2, 4: 2}
+_FEW_INT8 = {16: RegisterTile(4, 3, 2), 8: RegisterTile(2, 1, 2), 4: RegisterTile(1, 1, 2)}
+_MANY_INT8 = {16: RegisterTile(4, 2), 8: RegisterTile(2, 1), 4: RegisterTile(1, 1)}
 _INT8_ROWS = {16: (1, 2, 3, 4, 6), 8: (1, 2, 3, 4), 4: (1, 2)}
 _INT8_VECTORS = {16: (1, 2, 3, 4), 8: (1, 2), 4: (1, 2)}
 _STREAM_CHOICES, _WORDS = (1, 2, 3, 4, 6, 8), (1, 2, 4)
@@ -77,13 +78,12 @@ def int8_spaces(_product: Contraction, target: Target) -> Spaces:
     Integer sums, and float sums of a group and of all, of the default fit the vector registers.
     """
     lanes = vector_lanes(target)
-    many = replace(_INT8_PANEL_TILES[lanes], panel=4)
-    tile, words = _INT8_TILES[lanes], {"words": _WORDS}
+    one, many = RegisterTile(1, _INT8_STREAMS[lanes]), replace(_MANY_INT8[lanes], panel=4)
+    words = {"words": _WORDS}
     tiles = {"rows": _INT8_ROWS[lanes], "vectors": _INT8_VECTORS[lanes], **words}
-    one = RegisterTile(1, max(tile.vectors, 2))
     return {
         "1": Space(1, 1, one, {"vectors": _STREAM_CHOICES, **words}),
-        "2-32": Space(32, 8, replace(tile, words=2), tiles),
+        "2-32": Space(32, 8, _FEW_INT8[lanes], tiles),
         "33+": Space(None, 512, many, {**tiles, "panel": _PANELS}),
     }
 
