@@ -5,6 +5,7 @@ The functions that TVM's builder and runner call run in processes of their own.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def make_builder() -> ms.builder.LocalBuilder:
     return ms.builder.LocalBuilder(timeout_sec=_SECONDS, f_build=build_candidate)
 
 
-def make_runner(kind: str, check: Check) -> ms.runner.Runner:
+def make_runner(kind: str, check: Check, threads: int) -> ms.runner.Runner:
     """A runner that checks candidates: "local", or "rpc" with the tracker of the environment."""
     functions = {
         "evaluator_config": _CALLS,
@@ -118,10 +119,16 @@ def make_runner(kind: str, check: Check) -> ms.runner.Runner:
         "f_run_evaluator": partial(evaluate, check),
     }
     if kind == "local":
-        return ms.runner.LocalRunner(timeout_sec=_SECONDS, **functions)
+        initializer = partial(use_threads, threads)
+        return ms.runner.LocalRunner(timeout_sec=_SECONDS, initializer=initializer, **functions)
     config = tracker()
     servers = config.count_num_servers()
     return ms.runner.RPCRunner(config, max_workers=servers, **functions)
+
+
+def use_threads(count: int) -> None:
+    """Make TVM use so many in this process, before any run: by itself it takes half of the CPUs."""
+    os.environ["TVM_NUM_THREADS"] = str(count)
 
 
 def tracker() -> ms.runner.RPCConfig:

@@ -64,7 +64,7 @@ class Run:
         resumed = [search.at(trial.parameters) for trial in known]
         search.tell(resumed, [trial.seconds for trial in known])
         first = [search.at(task.space.default_values)]
-        runner = measure.make_runner(self.runner, measure.check_of(task))
+        runner = measure.make_runner(self.runner, measure.check_of(task), cores(task.target))
         while len(known) < self.trials and not _past(deadline):
             batch = [schedule for schedule in first if search.is_new(schedule)]
             batch += search.draw(min(_BATCH, self.trials - len(known)) - len(batch))

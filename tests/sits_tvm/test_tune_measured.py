@@ -1,6 +1,7 @@
 """`tune` as it measures: candidates built, checked and timed, here and over TVM's RPC tracker."""
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -140,3 +141,15 @@ def test_tunes_over_rpc(tracker, tmp_path, rng):
     assert "failed:" not in printed[0]
     assert_right(tmp_path, rng)
     assert parse_target(HOST).kind.name == "llvm"
+
+
+def test_candidates_run_on_all_cores_of_the_target(monkeypatch):
+    """TVM by itself takes half of this machine's CPUs."""
+    made = {}
+    monkeypatch.setattr(ms.runner, "LocalRunner", lambda **options: made.update(options))
+    measure.make_runner("local", None, os.cpu_count())
+    code = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1]))(); import tvm; "
+    code += "print(tvm.get_global_func('runtime.NumThreads')())"
+    arguments = [sys.executable, "-c", code, pickle.dumps(made["initializer"]).hex()]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == os.cpu_count()
