@@ -153,3 +153,25 @@ def test_candidates_run_on_all_cores_of_the_target(monkeypatch):
     arguments = [sys.executable, "-c", code, pickle.dumps(made["initializer"]).hex()]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert int(done.stdout) == os.cpu_count()
+
+
+PINNED = """
+import os, threading
+from sits_tvm.tuning.measure import keep_off_workers
+first, *others = sorted(os.sched_getaffinity(0))
+stop = threading.Event()
+def work():
+    os.sched_setaffinity(0, {first})
+    stop.wait()
+threading.Thread(target=work).start()
+while not any(os.sched_getaffinity(int(t)) == {first} for t in os.listdir("/proc/self/task")):
+    pass
+keep_off_workers()
+assert os.sched_getaffinity(0) == set(others or {first})
+stop.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux has affinities of threads")
+def test_the_calling_thread_has_a_core_of_its_own():
+    subprocess.run([sys.executable, "-c", PINNED], check=True, timeout=60)
