@@ -17,13 +17,18 @@ def epilogue_stages(
     total: tirx.Var,
     epilogue: Sequence[tuple[s_tir.SBlock, tirx.Expr]],
 ) -> tuple[Stage, ...] | None:
-    """The product and what follows, over the axes of `block`; None if not elementwise."""
+    """The product and what follows, over the axes of `block`; None if not elementwise.
+
+    Stages of other columns may run in another order, so no two of them write one buffer.
+    """
     store = block.body
     stages = [Stage(store.buffer, tuple(store.indices), total.astype(str(store.buffer.dtype)))]
     extents = {axis.var: axis.dom.extent for axis in block.iter_vars}
     for follower, value in epilogue:
         stage = _stage(follower, value, {s.buffer: s for s in stages}, column.var, extents)
-        if stage is None:
+        if stage is None or any(
+            s.buffer.same_as(stage.buffer) and s.columns != stage.columns for s in stages
+        ):
             return None
         stages.append(stage)
     return tuple(stages)
@@ -90,5 +95,7 @@ def _equal(a: tirx.Expr, b: tirx.Expr) -> bool:
 
 
 def _fits(extent: tirx.Expr, at: tirx.Expr, extents: Point) -> bool:
-    """Whether an axis of `extent` runs over just the values of the product's axis `at`."""
-    return _equal(extent, extents.get(at, 1))
+    """Whether an axis of `extent` has just the values of `at`, an axis of the product or 0."""
+    if isinstance(at, tirx.IntImm):
+        return is_const(extent, 1)
+    return at in extents and _equal(extent, extents[at])

@@ -96,8 +96,9 @@ def adds_what_is_later(bb, part, bias, y):
         (reads_all, ((0, 16),)),
         (adds_what_is_later, ((0, 16), (16, 32))),
         (add_bias, ((0, 8), (8, 40))),
+        (add_bias, ((16, 1), (32, 16))),
     ],
-    ids=["the result is used", "an argument is made later", "no multiple of 16"],
+    ids=["the result is used", "an argument is made later", "no multiple of 16", "one column"],
 )
 def test_leaves_alone(follow, parts, rng):
     """The columns are then copies, and right."""
