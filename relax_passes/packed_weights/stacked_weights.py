@@ -26,11 +26,11 @@ def stack_weights(
     weight is stacked in the same way by all functions that read it.
     """
     found = {gvar: _Inputs(mod[gvar], sites, lanes) for gvar, sites in chosen.items()}
-    ways: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    ways: dict[str, set[tuple[bool, tuple[str, ...]]]] = defaultdict(set)
     for gvar, sites in chosen.items():
         names = {s.binding: _names(group) for group in found[gvar].groups for s in group}
         for site in sites:
-            ways[site.name].add(names.get(site.binding, (site.name,)))
+            ways[site.name].add((site.transposed, names.get(site.binding, (site.name,))))
     stacked = {}
     for gvar, inputs in found.items():
         for group in inputs.groups:

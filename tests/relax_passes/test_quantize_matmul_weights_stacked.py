@@ -224,6 +224,21 @@ def test_functions_that_read_a_weight_differently_stack_nothing_with_it():
     assert [p.name for p in after["queries"].params[1:]] == ["q.codes", "q.scale"]
 
 
+def test_functions_that_read_square_weights_in_both_orientations_stack_nothing():
+    """The parts of x @ W.T and of x @ W would have one name."""
+    sizes = {"k": 64, "v": 64}
+    mod = products(sizes)
+    other = products(sizes, transposed=True)["main"].with_attr("global_symbol", "back")
+    mod["back"] = relax.utils.copy_with_new_vars(other)
+    after, _, report = quantize(mod, lanes=16)
+    assert rows(report) == [((name,), REASONS["functions"]) for name in ("k", "v") * 2]
+    assert [p.name for p in after["main"].params[1::2]] == ["k.codes", "v.codes"]
+    assert [p.name for p in after["back"].params[1::2]] == [
+        "k.transposed.codes",
+        "v.transposed.codes",
+    ]
+
+
 def test_is_idempotent():
     once, _, _ = quantize(products(), lanes=16)
     twice, found, report = quantize(once, lanes=16)
