@@ -14,7 +14,7 @@ from tvm.runtime import Tensor
 
 from relax_passes.packed_weights.packed_function import TRANSFORM_SUFFIX
 
-from ._evaluate_transform import Array, Cache, evaluate_transform
+from ._evaluate_transform import Array, Cache, as_numpy, evaluate_transform
 from .diagnostics import Diagnostic, SitsError, raise_errors
 
 
@@ -105,7 +105,8 @@ def pack_params(mod: IRModule, params: Mapping[str, Array]) -> tuple[IRModule, d
     Raises
     ------
     SitsError
-        With every weight that holds NaN or infinite values, or whose scale overflows.
+        With every weight that holds NaN or infinite values, or whose scale overflows, and every
+        name that functions have for different values.
     """
     out, functions = mod.clone(), public_functions(mod)
     values: dict[str, Any] = {}
@@ -120,9 +121,18 @@ def pack_params(mod: IRModule, params: Mapping[str, Array]) -> tuple[IRModule, d
         else:
             results = evaluate_transform(transform, params, cache, found)
             del out[name + TRANSFORM_SUFFIX]
-        values |= dict(zip(weight_names(func), results, strict=True))
+        for weight, result in zip(weight_names(func), results, strict=True):
+            if not _same(values.setdefault(weight, result), result):
+                message = f"`{weight}` of {name} is another tensor than that of an earlier function"
+                found.append(
+                    Diagnostic.error("name-taken", message, function=name, help="rename it")
+                )
     raise_errors(found)
     return out, {name: _as_tensor(value) for name, value in values.items()}
+
+
+def _same(a: Array | None, b: Array | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(as_numpy(a), as_numpy(b)))
 
 
 def mismatch(

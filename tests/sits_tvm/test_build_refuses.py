@@ -87,6 +87,18 @@ def test_refuses_weights_that_are_not_finite_all_at_once(rng, bad):
     assert ["up" in found[0].message, "down" in found[1].message] == [True, True]
 
 
+def test_refuses_one_name_for_packed_codes_and_for_a_weight():
+    mod = one_function(lambda bb, x, w: relax.op.matmul(x, w), MATRIX, MATRIX, num_input=1)
+    bb, x, taken = relax.BlockBuilder(), relax.Var("x", MATRIX), relax.Var("a1.codes", MATRIX)
+    with bb.function("other", [x, taken], attrs={"num_input": 1}):
+        bb.emit_func_output(bb.emit(relax.op.add(x, taken)))
+    mod["other"] = bb.get()["other"]
+    params = {name: np.ones((64, 64), "float32") for name in ("a1", "a1.codes")}
+    (found,) = refused(mod, CPU, params=params, config=QUANT)
+    assert found.code == "name-taken"
+    assert "`a1.codes` of " in found.message
+
+
 def test_refuses_params_that_do_not_fit(rng):
     params = mlp_params(rng)
     del params["bias"]
