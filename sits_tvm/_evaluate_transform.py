@@ -66,9 +66,9 @@ def _pack(call: relax.Call, names: list[str], arrays: list[Any], found: list[Dia
     """One weight at a time: those that a `quantize_weight` stacks have their rows one by one."""
     name, packer = str(call.op.name), _PACKERS[str(call.op.name)]
     stacks = name == "relax.sits.quantize_weight"
-    weights = (
-        [(n, [a]) for n, a in zip(names, arrays, strict=True)] if stacks else [(names[0], arrays)]
-    )
+    weights = [(n, [a]) for n, a in zip(names, arrays, strict=True)]
+    if not stacks:  # a scale, where the weight is a constant
+        weights = [(next(filter(None, names)), arrays)]
     parts: list[Parts] = []
     for weight, given in weights:
         _LOG.info("packing %s", weight)

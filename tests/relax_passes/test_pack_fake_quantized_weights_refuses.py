@@ -96,3 +96,11 @@ def test_refuses_scales_that_are_not_positive(scale, dtype, said):
     with pytest.raises(sits_tvm.SitsError, match=said) as error:
         sits_tvm.build(mod, "llvm -mcpu=native", params=params)
     assert error.value.diagnostics[0].code == "weight-not-quantizable"
+
+
+def test_names_the_scale_of_a_constant():
+    w = relax.const(np.ones((N, K), "float32"))
+    mod = linear(lambda bb, _, s: fake_quantize(w, s, group_size=32))
+    params = {"w": np.ones((N, K), "float32"), "w.scale": np.zeros((N, 3), "float32")}
+    with pytest.raises(sits_tvm.SitsError, match=r"`w\.scale`: 72 of 72 scales"):
+        sits_tvm.build(mod, "llvm -mcpu=native", params=params)
