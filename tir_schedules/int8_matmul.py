@@ -1,7 +1,8 @@
 """Products of INT8 activations and INT4 weights (W4A8): what is computed, without any tiling.
 
 Activations are quantized when the kernel runs, each token (row) in parts h of up to 128 columns,
-which are whole groups g of the weight: with amax the largest magnitude in a part,
+which are whole groups g of the weight (a wider group is a part): with amax the largest magnitude in
+a part,
 
     scale = amax / 127,    code = round_half_even(x / scale),    -127 <= code <= 127
 
@@ -102,7 +103,7 @@ def quantize_activation(m: Rows, k: int, group_size: int, dtype: str) -> tirx.Pr
 
 
 def scale_columns(k: int, group_size: int) -> int:
-    """How many columns of activations share a scale; as many as divide those of the weight."""
+    """How many columns of activations share a scale: the most that make equal parts of a row."""
     groups = -(-k // group_size)
     most = max(1, _SCALE_COLUMNS // group_size)
     return group_size * max(d for d in range(1, most + 1) if groups % d == 0)
