@@ -207,6 +207,9 @@ class _Merger(PyExprMutator):
         inputs = [self.visit_expr(arg) for arg in args]
         results = [reader.ty for reader in readers]
         merged = self.builder_.emit(relax.call_tir(kernel, inputs, results))
+        if len(readers) == 1:  # no tuple
+            self.fields[readers[0]] = merged
+            return
         self.fields |= {reader: relax.TupleGetItem(merged, i) for i, reader in enumerate(readers)}
 
     def _kernel(
@@ -225,7 +228,8 @@ class _Merger(PyExprMutator):
         with bb.function("merged", params, attrs={"Primitive": True}, private=True):
             with bb.dataflow():
                 values[y] = call(product)
-                result = bb.emit_output(relax.Tuple([call(reader) for reader in readers]))
+                results = [call(reader) for reader in readers]
+                result = bb.emit_output(relax.Tuple(results) if len(results) > 1 else results[0])
             merged = bb.emit_func_output(result)
         inputs = [relax.Var(f"x{i}", arg.ty) for i, arg in enumerate(args)]
         with bb.function("main", inputs):

@@ -127,6 +127,32 @@ def test_cuda_has_a_kernel_for_each():
     assert report.stacked == []
 
 
+class Adapted(torch.nn.Module):
+    """A low-rank adapter, whose product is added to columns of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a = torch.nn.Linear(64, 32, bias=False), torch.nn.Linear(64, 16, bias=False)
+        self.b = torch.nn.Linear(16, 32, bias=False)
+
+    def forward(self, x):
+        return self.w(x) + self.b(self.a(x))
+
+
+def test_an_adapter_beside_the_weight_it_adapts():
+    torch.manual_seed(0)
+    model, x = Adapted().eval(), torch.randn(3, 64)
+    mod, params = sits_tvm.from_torch(model, (x,))
+    built = sits_tvm.build(mod, CPU, params=params, config=replace(QUANT, skip=("b.weight",)))
+    assert [list(row.names) for row in built.report.stacked] == [["w.weight", "a.weight"]]
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](x.numpy(), *built.param_list).numpy()
+    exact = model.double()
+    for part in (exact.w, exact.a):
+        part.weight.data = torch.from_numpy(restored(part.weight.detach().float().numpy(), G32))
+    want = exact(x.double()).detach().numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-2 * np.abs(want).max())
+
+
 @I.ir_module
 class PartlyTrained:
     """A fake-quantized weight before two that are quantized here."""
