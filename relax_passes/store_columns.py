@@ -122,14 +122,14 @@ class StoreColumns:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        out = mod
+        out, found = mod.clone(), False
         for gvar, func in mod.functions_items():
             if isinstance(func, relax.Function) and (readers := _readers_of_products(mod, func)):
-                merger = _Merger(out, readers)
+                merger, found = _Merger(out, readers), True
                 merged = merger.visit_expr(func)
                 out = merger.builder_.get()
                 out[gvar] = merged
-        return relax.transform.DeadCodeElimination()(out) if out is not mod else mod
+        return relax.transform.DeadCodeElimination()(out) if found else mod
 
 
 def _readers_of_products(

@@ -118,6 +118,15 @@ def test_leaves_alone(follow, parts, rng):
         close(part, want)
 
 
+def test_does_not_write_to_its_input():
+    """Nor where no kernel comes of it."""
+    passes = [t() for t in (relax.transform.LegalizeOps, relax.transform.FuseTIR)]
+    mod = tvm.transform.Sequential(passes)(of_a_product(lambda bb, part, *_: part, ((0, 8),)))
+    main = mod["main"]
+    StoreColumns()(mod)
+    assert mod["main"].same_as(main)
+
+
 def test_leaves_kernels_without_columns_alone():
     mod = relax.transform.LegalizeOps()(products())
     assert_structural_equal(StoreColumns()(mod), mod)
