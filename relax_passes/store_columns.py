@@ -196,9 +196,10 @@ class _Merger(PyExprMutator):
         """Emit one call in place of all; `fields` gets the results of the readers."""
         calls = [product, *readers]
         args = list(dict.fromkeys(arg for call in calls for arg in call.args[1] if arg != y))
-        key = tuple(
+        read = tuple(
             (c.args[0], *(-1 if a == y else args.index(a) for a in c.args[1])) for c in calls
         )
+        key = read, tuple(str(arg.ty) for arg in args)
         if key not in self.kernels:
             self.kernels[key] = self._kernel(product, y, readers, args)
         kernel = self.kernels[key]

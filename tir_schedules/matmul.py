@@ -22,6 +22,7 @@ from .int8_dot import int8_dot
 from .matmul_spaces import balanced, bfloat16_spaces, float32_spaces, float_spaces, int8_spaces
 from .matmul_workload import excerpt, inputs, prim_func, workload_of
 from .recognise import recognise
+from .tir_nodes import is_const
 from .tuning_space import (
     Spaces,
     TunableRule,
@@ -90,8 +91,14 @@ def _multiplies_pairs(product: Contraction, target: Target) -> bool:
 
 
 def _emit(product: Contraction, spaces: Spaces, parameters: dict[str, Any], target: Target) -> None:
-    """No row is no work: TVM lifts what buckets share out of them, even a division by zero."""
+    """The kernel of each bucket, for its rows.
+
+    No row is no work: TVM lifts what buckets share out of them, even a division by zero.
+    """
     rows = product.rows.extent
+    if is_const(rows, 0):
+        T.evaluate(0)
+        return
     with when(isinstance(rows, tirx.IntImm) or rows > 0):
         emit_buckets(
             rows, spaces, lambda bucket: _emit_bucket(product, bucket, parameters[bucket], target)

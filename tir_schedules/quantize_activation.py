@@ -14,7 +14,7 @@ from tvm.tirx.script import builder as T
 from .contraction import unflatten
 from .emit import first_that_holds, int64, parallel, scratch, serial, vectorized, with_emitted_body
 from .int8_matmul import QUANTIZE_ACTIVATION, activation_code, activation_scale, magnitude
-from .tir_nodes import collect
+from .tir_nodes import collect, is_const
 
 _LANES = 16
 _WORD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -58,6 +58,9 @@ class _Row:
     def emit_all(self) -> None:
         *rows, _ = self.x.shape
         count = prod(rows, start=int64(1))
+        if is_const(count, 0):
+            T.evaluate(0)
+            return
 
         def all_rows() -> None:
             with parallel(count) as row:

@@ -21,7 +21,7 @@ from sits_tvm.diagnostics import Diagnostic, SitsError
 
 from .workloads import WORKLOADS, Workload
 
-FORMAT = 1
+FORMAT = 2
 SHIPPED = Path(__file__).parent / "database"
 
 

@@ -57,6 +57,20 @@ def test_values_for_every_number_of_rows(rng, dtype):
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("config", [W4A8, Config(quant=G32)], ids=["int8", "float"])
+def test_no_rows_at_all(rng, config):
+    """Known when it is built, where constants divide."""
+
+    def make(bb, x, w):
+        return relax.op.matmul(x, w)
+
+    mod = one_function(make, relax.TensorType((2, 0, 64), "float32"), MATRIX, num_input=1)
+    weights = {"a1": rng.standard_normal((64, 64)).astype("float32")}
+    built = sits_tvm.build(mod, CPU, params=weights, config=config)
+    x = tvm.runtime.tensor(np.zeros((2, 0, 64), "float32"))
+    assert relax.VirtualMachine(built, tvm.cpu())["main"](x, *built.param_list).shape == (2, 0, 64)
+
+
 def test_one_quantization_for_two_projections_and_no_kernel_between(rng):
     params = random_params(rng)
     lowered, report = sits_tvm.lower(gated(), CPU, params=params, config=W4A8)

@@ -85,7 +85,7 @@ def test_another_workload_is_not_tuned(tmp_path, change):
     [
         ("{", "line 2"),
         ("[]", "format"),
-        (ONE.to_json("haswell").replace('"format": 1', '"format": 0'), "format 0"),
+        (ONE.to_json("haswell").replace('"format": 2', '"format": 1'), "format 1"),
         (ONE.to_json("znver4"), "'znver4' in the folder of 'haswell'"),
         (ONE.to_json("haswell").replace('"n": 100', '"n": "100"'), "n is '100'"),
         (ONE.to_json("haswell").replace('"n": 100, ', ""), "n is None"),
