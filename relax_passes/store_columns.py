@@ -1,6 +1,7 @@
 """Let a product write the columns that its readers take. Runs after FuseTIR, for llvm.
 
-Leaves alone: a result that anything else reads too, and what would be no kernel of the rule Matmul.
+Leaves alone, with a note: a result that anything else reads too, and what would be no kernel of the
+rule Matmul.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tvm.ir import GlobalVar, IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from sits_tvm.diagnostics import Diagnostic, emit
 from tir_schedules.recognise import recognise
 from tir_schedules.tir_nodes import collect
 
@@ -129,7 +131,23 @@ class StoreColumns:
                 merged = merger.visit_expr(func)
                 out = merger.builder_.get()
                 out[gvar] = merged
-        return relax.transform.DeadCodeElimination()(out) if found else mod
+        out = relax.transform.DeadCodeElimination()(out) if found else mod
+        for gvar, func in out.functions_items():
+            if isinstance(func, relax.Function):
+                _note_copies(out, gvar.name_hint, func)
+        return out
+
+
+def _note_copies(mod: IRModule, name: str, func: relax.Function) -> None:
+    """Say which columns are copies of those of a product after all."""
+    for binding in bindings_of(func.body):
+        if not _is_kernel_call(binding.value):
+            continue
+        kernel = mod[binding.value.args[0]]
+        if _takes_columns(kernel) and recognise(kernel) is None:
+            message = "columns of a product are copied: its kernel could not write them itself"
+            where = {"function": name, "binding": binding.var.name}
+            emit(Diagnostic.note("columns-copied", message, **where))
 
 
 def _readers_of_products(

@@ -72,8 +72,11 @@ class _Inputs:
                     site = by_binding[binding.var]
                     inputs[site.call.args[0]].append(site)
             for products in inputs.values():
-                if len(products) > 1:
+                if len(products) > 1 and isinstance(block, relax.DataflowBlock):
                     self._group(products)
+                elif len(products) > 1:
+                    reason = "its block is no dataflow block, in which kernels are fused"
+                    self.reasons |= {site.binding: reason for site in products}
 
     def _group(self, products: Sequence[WeightSite]) -> None:
         alike: dict[object, list[WeightSite]] = defaultdict(list)

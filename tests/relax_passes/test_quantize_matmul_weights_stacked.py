@@ -276,3 +276,26 @@ class Branches:
 def test_branches_stay_apart():
     _, _, report = quantize(Branches, lanes=16)
     assert report.stacked == []
+
+
+@I.ir_module
+class Bare:
+    """Without a dataflow block, as the branches of an If are."""
+
+    @R.function
+    def main(
+        x: R.Tensor((4, 64), "float32"),
+        k: R.Tensor((16, 64), "float32"),
+        v: R.Tensor((16, 64), "float32"),
+    ):
+        R.func_attr({"num_input": 1})
+        keys = R.matmul(x, R.permute_dims(k))
+        values = R.matmul(x, R.permute_dims(v))
+        return (keys, values)
+
+
+def test_stays_apart_where_kernels_are_not_fused():
+    after, _, report = quantize(Bare)
+    assert calls(after["main"], "relax.sits.columns") == []
+    reason = "its block is no dataflow block, in which kernels are fused"
+    assert rows(report) == [(("k",), reason), (("v",), reason)]

@@ -145,6 +145,7 @@ def test_an_adapter_beside_the_weight_it_adapts():
     mod, params = sits_tvm.from_torch(model, (x,))
     built = sits_tvm.build(mod, CPU, params=params, config=replace(QUANT, skip=("b.weight",)))
     assert [list(row.names) for row in built.report.stacked] == [["w.weight", "a.weight"]]
+    assert [note.code for note in built.report.diagnostics] == ["skipped", "columns-copied"]
     got = relax.VirtualMachine(built, tvm.cpu())["main"](x.numpy(), *built.param_list).numpy()
     exact = model.double()
     for part in (exact.w, exact.a):
