@@ -107,9 +107,9 @@ class _Ggml:
 
     def repacking(self) -> _Pointer:
         """The type of buffer whose weights are rearranged for this CPU, as loading a model does."""
-        registry = self.backend_cpu_reg()
-        device = self.backend_reg_dev_get(registry, c_size_t(0))
-        address = self.backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+        cpu = self.backend_cpu_reg()
+        device = self.backend_reg_dev_get(cpu, c_size_t(0))
+        address = self.backend_reg_get_proc_address(cpu, b"ggml_backend_dev_get_extra_bufts")
         found = ctypes.CFUNCTYPE(POINTER(c_void_p), c_void_p)(address.value)(device)
         name = self._libraries[0].ggml_backend_buft_name
         name.restype = c_char_p
