@@ -51,8 +51,7 @@ def graph_passes(
     _refuse_activations(config, target)
     quantize, lanes = [], tir_schedules.packed_lanes(target)
     if config.quant is not None:
-        # Where kernels write columns without a copy, and one call of three was measured to gain.
-        stack = target.kind.name == "llvm" and config.quant.activation == "int8"
+        stack = config.quant.activation == "int8"  # the others gain nothing by it
         quantize = [passes.QuantizeMatmulWeights(config, lanes=lanes, stack=stack, report=report)]
     return [
         passes.UnpackInt4Constants(),

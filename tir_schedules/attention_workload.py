@@ -53,12 +53,17 @@ def prim_func(workload: AttentionWorkload, rows: int | None) -> tirx.PrimFunc:
 
 
 def inputs(workload: AttentionWorkload, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Arguments of `prim_func`, from a normal distribution; a bool bias shows 9 of 10 keys."""
+    """Arguments of `prim_func`, from a normal distribution.
+
+    A bool bias shows 9 of 10 keys, and each query its own: else a narrow window could be empty.
+    """
     arrays = [rng.standard_normal(shape, "float32") for shape in _shapes(workload, rows)]
     operands = [x.astype(workload.dtype) for x in arrays[:3]]
-    is_mask = workload.bias == "bool"
-    biases = [x > -1.3 if is_mask else x.astype(workload.bias) for x in arrays[3:]]
-    return operands + biases
+    if workload.bias == "bool":
+        shown = arrays[3] > -1.3
+        shown[..., -rows:] = True
+        return [*operands, shown]
+    return [*operands, *(x.astype(workload.bias) for x in arrays[3:])]
 
 
 def excerpt(workload: AttentionWorkload, rows: int, inputs: list[np.ndarray]) -> Excerpt:

@@ -120,11 +120,13 @@ def test_names_each_weight_that_is_not_finite():
     assert found.message.startswith("`k.weight`: ")
 
 
-def test_cuda_has_a_kernel_for_each():
-    """Without a kernel that writes columns, these would be copies."""
+@pytest.mark.parametrize("activation", [None, "bfloat16"])
+def test_products_of_float_activations_stay_apart(activation):
     _, mod, params = imported()
-    _, report = sits_tvm.lower(mod, "cuda -arch=sm_90", params=params, config=Config(quant=G32))
+    config = Config(quant=replace(G32, activation=activation))
+    lowered, report = sits_tvm.lower(mod, CPU, params=params, config=config)
     assert report.stacked == []
+    assert {f"{name}.codes" for name in QKV} <= {p.name for p in lowered["main"].params}
 
 
 class Adapted(torch.nn.Module):

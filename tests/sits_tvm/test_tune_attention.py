@@ -67,13 +67,16 @@ def test_tunes_attention_beside_a_product(block, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("queries", "bias"), [(1, None), (5, "bool")])
-def test_a_wrong_result_is_a_failure(dtype, queries, bias):
-    """Also of the narrow types, which NumPy does not all know."""
+@pytest.mark.parametrize(
+    ("queries", "bias", "options"),
+    [(1, None, {}), (5, "bool", {}), (5, "bool", {"causal": "bottom_right", "window": 1})],
+)
+def test_a_wrong_result_is_a_failure(dtype, queries, bias, options):
+    """Also of the narrow types, which NumPy does not all know, and where a query sees one key."""
     shapes = (1, 4, queries, 16), (1, 2, 70, 16), (1, 2, 70, 24), (queries, 70)
     types = [relax.TensorType(shape, dtype) for shape in shapes[:3]]
     types += [relax.TensorType(shapes[3], bias)] if bias else []
-    mod = one_function(lambda bb, *xs: bb.emit(attention(*xs, softcap=5.0)), *types)
+    mod = one_function(lambda bb, *xs: bb.emit(attention(*xs, softcap=5.0, **options)), *types)
     (task,) = find_tasks(*unscheduled(mod, HOST, config=Config()))
     assert_finds_an_error(task)
 
