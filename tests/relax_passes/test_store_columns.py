@@ -82,18 +82,18 @@ def test_columns_may_overlap_or_be_left_out(rng, parts):
 
 
 def test_kernels_that_read_other_arguments_are_others(rng):
-    """Of two products of one shape, one has parts that read one bias, the other has two biases."""
+    """Products of one shape, whose parts share two biases each in its way."""
     bb = relax.BlockBuilder()
-    matrix, vector = relax.TensorType((8, 32), "float32"), relax.TensorType((16,), "float32")
+    matrix, vector = relax.TensorType((8, 48), "float32"), relax.TensorType((16,), "float32")
     x = relax.Var("x", relax.TensorType((3, 8), "float32"))
     weights = [relax.Var(name, matrix) for name in ("w", "u")]
     biases = [relax.Var(name, vector) for name in ("a", "b")]
     with bb.function("main", [x, *weights, *biases], attrs={"num_input": 5}):
         with bb.dataflow():
             results = []
-            for weight, pair in zip(weights, ((0, 0), (0, 1)), strict=True):
+            for weight, read in zip(weights, ((0, 0, 1), (0, 1, 1)), strict=True):
                 y = bb.emit(OP.matmul(x, weight))
-                for first, bias in zip((0, 16), pair, strict=True):
+                for first, bias in zip((0, 16, 32), read, strict=True):
                     part = bb.emit(columns(y, first=first, count=16))
                     results.append(add_bias(bb, part, biases[bias], y))
             out = bb.emit_output(relax.Tuple(results))
@@ -103,9 +103,9 @@ def test_kernels_that_read_other_arguments_are_others(rng):
     assert len(kernels) == 2
     x, w, u, a, b = arrays(rng, mod, 3)
     products = [x.astype("float64") @ weight for weight in (w, u)]
-    halves = [y[:, first : first + 16] for y in products for first in (0, 16)]
-    for part, half, bias in zip(run(x, w, u, a, b), halves, (a, a, a, b), strict=True):
-        close(part, np.maximum(half + bias, 0))
+    parts = [y[:, first : first + 16] for y in products for first in (0, 16, 32)]
+    for got, part, bias in zip(run(x, w, u, a, b), parts, (a, a, b, a, b, b), strict=True):
+        close(got, np.maximum(part + bias, 0))
 
 
 def reads_all(bb, part, bias, y):
