@@ -18,7 +18,8 @@ from tvm.target import Target
 
 from ._launches import Launch, check_launches, prim_func_of, record_launches
 from ._nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log
-from ._sass import count, disassemble, main_loop
+from ._sass import count, disassemble
+from ._sass_loops import main_loop
 from .diagnostics import Diagnostic, SitsError, emit
 from .report import Kernel, Report
 

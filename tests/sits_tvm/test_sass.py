@@ -1,10 +1,9 @@
 """Machine code as a list of instructions: the main loop, and what counts."""
 
-from sits_tvm._sass import Instruction, count, main_loop
+from sass_text import sass
 
-
-def sass(*lines):
-    return [Instruction(*line.partition(" ")[::2]) for line in lines]
+from sits_tvm._sass import count
+from sits_tvm._sass_loops import main_loop
 
 
 def test_main_loop_is_the_innermost_that_multiplies():
@@ -13,7 +12,7 @@ def test_main_loop_is_the_innermost_that_multiplies():
         "MOV R1,RZ",  # 0x00
         "LDG.E.128 R4,[R2]",  # 0x10: main loop
         "SYNCS.TRY R3",  # 0x20: wait
-        "BRA 0x20",  # 0x30
+        "BRA P0,0x20",  # 0x30
         "HMMA.16816.F32 R8,R4,R6,R8",  # 0x40
         "BRA P0,0x10",  # 0x50
         "FFMA R1,R1,R2,R3",  # 0x60
