@@ -16,7 +16,7 @@ Sources of the rates below:
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,7 +123,7 @@ def demand(opcodes: Mapping[str, int], arch: str) -> Demand:
     known = arch.rstrip("a")
     if known not in _LANES:
         raise ValueError(f"no rates of {arch!r} are known; there are {', '.join(_LANES)}")
-    cycles: Counter[str] = Counter()
+    cycles: defaultdict[str, float] = defaultdict(float)
     unknown: dict[str, int] = {}
     for opcode, times in opcodes.items():
         cycles["issue"] += times * WARP / _ISSUE
