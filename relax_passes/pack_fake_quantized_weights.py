@@ -68,7 +68,7 @@ class PackFakeQuantizedWeights:
                 R.func_attr({"num_input": 1})
                 with R.dataflow():
                     y = R.sits.int4_matmul(
-                        x, codes, scale, n=32, k=64, lanes=1,
+                        x, codes, scale, n=32, k=64, order="rows",
                         bits=4, group_size=32, symmetric=True, scale_dtype="float16",
                     )
                     R.output(y)
@@ -87,7 +87,7 @@ class PackFakeQuantizedWeights:
                     packed = R.sits.pack_weight(
                         w, w_scale, bits=4, axis=-1, group_size=32, signed=True,
                         narrow_range=False, clip_mask="rounded", scale_dtype="float16",
-                        transposed=False, lanes=1,
+                        transposed=False, order="rows",
                     )
                     codes = packed[0]
                     scale = packed[1]
@@ -97,14 +97,14 @@ class PackFakeQuantizedWeights:
 
     Parameters
     ----------
-    lanes : int
-        Order of the packed weights that the target's kernels read, see `tir_schedules.packing`.
+    order : str
+        Of the packed weights that the target's kernels read, see `tir_schedules.packing`.
     report : Report, optional
         Receives `quantized` and `skipped`.
     """
 
-    def __init__(self, *, lanes: int = 1, report: Report | None = None) -> None:
-        self.lanes, self.report = lanes, report if report is not None else Report()
+    def __init__(self, *, order: str = "rows", report: Report | None = None) -> None:
+        self.order, self.report = order, report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         out, callees = mod.clone(), called(mod.functions.values())
@@ -141,7 +141,7 @@ class PackFakeQuantizedWeights:
             return "trained", "the module computes its gradient; build what convert_qat returns"
         attrs = dict(site.quantizer.attrs.items())
         pack: Callable[..., relax.Call] = partial(
-            pack_weight, transposed=site.transposed, lanes=self.lanes, **attrs
+            pack_weight, transposed=site.transposed, order=self.order, **attrs
         )
         types = [arg.ty for arg in site.quantizer.args[1:]]
 

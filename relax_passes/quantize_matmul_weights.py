@@ -77,11 +77,11 @@ class QuantizeMatmulWeights:
                 R.func_attr({"num_input": 1})
                 with R.dataflow():
                     y = R.sits.int4_matmul(
-                        x, w_codes, w_scale, n=32, k=64, lanes=1,
+                        x, w_codes, w_scale, n=32, k=64, order="rows",
                         bits=4, group_size=32, symmetric=True, scale_dtype="float16",
                     )
                     both = R.sits.int4_matmul(
-                        y, kv_codes, kv_scale, n=32, k=32, lanes=1,
+                        y, kv_codes, kv_scale, n=32, k=32, order="rows",
                         bits=4, group_size=32, symmetric=True, scale_dtype="float16",
                     )
                     keys = R.sits.columns(both, first=0, count=16)
@@ -103,13 +103,13 @@ class QuantizeMatmulWeights:
                     k = params[1]
                     v = params[2]
                     packed = R.sits.quantize_weight(
-                        w, n=32, k=64, lanes=1, bits=4, group_size=32, symmetric=True,
+                        w, n=32, k=64, order="rows", bits=4, group_size=32, symmetric=True,
                         scale_dtype="float16", scale_method="absmax", transposed=False,
                     )
                     w_codes = packed[0]
                     w_scale = packed[1]
                     packed_kv = R.sits.quantize_weight(
-                        k, v, n=32, k=32, lanes=1, bits=4, group_size=32, symmetric=True,
+                        k, v, n=32, k=32, order="rows", bits=4, group_size=32, symmetric=True,
                         scale_dtype="float16", scale_method="absmax", transposed=False,
                     )
                     kv_codes = packed_kv[0]
@@ -122,8 +122,8 @@ class QuantizeMatmulWeights:
     ----------
     config : Config
         `quant` must be set; `quantize_embedding`, `quantize_head` and `skip` are read.
-    lanes : int
-        Order of the packed weights that the target's kernels read, see `tir_schedules.packing`.
+    order : str
+        Of the packed weights that the target's kernels read, see `tir_schedules.packing`.
     stack : bool
         Whether products of one input become one; without kernels that write `R.sits.columns` of a
         product where they belong, these are copies.
@@ -135,20 +135,20 @@ class QuantizeMatmulWeights:
         self,
         config: Config,
         *,
-        lanes: int = 1,
+        order: str = "rows",
         stack: bool = True,
         report: Report | None = None,
     ) -> None:
         if config.quant is None:
             raise ValueError("QuantizeMatmulWeights needs Config.quant, for example QuantSpec()")
-        self.config, self.spec, self.lanes, self.stack = config, config.quant, lanes, stack
+        self.config, self.spec, self.order, self.stack = config, config.quant, order, stack
         self.report = report if report is not None else Report()
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        choice = WeightChoice(self.config, self.report, lanes=self.lanes)
+        choice = WeightChoice(self.config, self.report, order=self.order)
         out, chosen = mod.clone(), choice.choose(mod)
         both_ways = read_both_ways(chosen)
-        stacked = stack_weights(mod, chosen, self.lanes, self.report) if self.stack else {}
+        stacked = stack_weights(mod, chosen, self.order, self.report) if self.stack else {}
         for gvar, sites in chosen.items():
             made = {
                 site.packing: packing
@@ -168,7 +168,7 @@ class QuantizeMatmulWeights:
         """Of the weight of a site, or of the weights of several, stacked."""
         transposed, k = sites[0].transposed, sites[0].shape[1]
         counts = [site.shape[0] for site in sites]
-        layout = PackedLayout(sum(counts), k, self.spec, self.lanes)
+        layout = PackedLayout(sum(counts), k, self.spec, self.order)
         call = partial(
             quantize_weight,
             transposed=transposed,
@@ -178,7 +178,7 @@ class QuantizeMatmulWeights:
 
         def evaluate(*weights: np.ndarray) -> Parts:
             rows = (weight.T if transposed else weight for weight in weights)
-            return stack([pack(weight, self.spec, self.lanes) for weight in rows])
+            return stack([pack(weight, self.spec, self.order) for weight in rows])
 
         firsts = accumulate(counts, initial=0)
         columns = {s.binding: (f, n) for s, f, n in zip(sites, firsts, counts, strict=False)}

@@ -83,7 +83,7 @@ def _pack(call: relax.Call, names: list[str], arrays: list[Any], found: list[Dia
 
 def _quantize_weight(call: relax.Call, arrays: list[np.ndarray]) -> Parts:
     layout, (weight,) = layout_of(call), arrays
-    return pack(weight.T if call.attrs["transposed"] else weight, layout.spec, layout.lanes)
+    return pack(weight.T if call.attrs["transposed"] else weight, layout.spec, layout.order)
 
 
 _PACKERS = {

@@ -19,7 +19,8 @@ from .diagnostics import Diagnostic, SitsError
 from .report import Report
 from .target import host_mismatch, parse_target
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: CUDA weights from sm_80 on are packed in the order "fragments"; they were in "rows"."""
 _LIBRARY, _PARAMS, _REPORT, _META = (
     "library.so",
     "params.safetensors",

@@ -49,10 +49,10 @@ def graph_passes(
     Where `params` are given, redundant heads of attention are pruned, and `params` updated.
     """
     _refuse_activations(config, target)
-    quantize, lanes = [], tir_schedules.packed_lanes(target)
+    quantize, order = [], tir_schedules.weight_order(target)
     if config.quant is not None:
         stack = config.quant.activation == "int8"  # the others gain nothing by it
-        quantize = [passes.QuantizeMatmulWeights(config, lanes=lanes, stack=stack, report=report)]
+        quantize = [passes.QuantizeMatmulWeights(config, order=order, stack=stack, report=report)]
     return [
         passes.UnpackInt4Constants(),
         passes.CheckSubByteBuffers(),
@@ -63,7 +63,7 @@ def graph_passes(
         *passes.IMPORT_FIXES,
         *_attention_passes(config, report),
         *_prune_heads(config, report, params),
-        passes.PackFakeQuantizedWeights(lanes=lanes, report=report),
+        passes.PackFakeQuantizedWeights(order=order, report=report),
         *quantize,
     ]
 

@@ -11,7 +11,7 @@ from .apply import ApplySchedules
 from .apply_records import ApplyRecords
 from .attention import Attention
 from .compute_bfloat16 import ComputeBfloat16
-from .contraction import LANES
+from .cuda_target import architecture
 from .fake_quantize_gradient import FakeQuantizeGradient
 from .fallback import CpuFallback
 from .group_sums import GroupSums
@@ -41,9 +41,11 @@ def scheduling_passes(target: Target) -> list[Pass]:
     return [ApplySchedules(*RULES), *(on_cpu if target.kind.name == "llvm" else [])]
 
 
-def packed_lanes(target: Target) -> int:
-    """Output channels that the target's INT4 kernels want side by side, see `packing`."""
-    return LANES if target.kind.name == "llvm" else 1
+def weight_order(target: Target) -> str:
+    """The order in which the target's INT4 kernels read packed weights, see `packing`."""
+    if target.kind.name == "llvm":
+        return "vectors"
+    return "fragments" if target.kind.name == "cuda" and architecture(target) >= 80 else "rows"
 
 
 __all__ = [
@@ -52,7 +54,7 @@ __all__ = [
     "ApplyRecords",
     "ApplySchedules",
     "ComputeBfloat16",
-    "packed_lanes",
     "scheduling_passes",
     "tuned_rows",
+    "weight_order",
 ]

@@ -30,7 +30,7 @@ def arrange_groups(
 
     def arranged(value: Callable[[list[Expr]], Expr], missing: Expr, name: str) -> te.Tensor:
         def at(tile: Expr, group: Expr, lane: Expr) -> Expr:
-            row = tile * layout.lanes + lane
+            row = layout.row_at(tile, lane)
             index = _index(form, layout, transposed, len(scale.shape), row, group)
             return tirx.if_then_else(row < layout.n, value(index), missing)
 
@@ -42,7 +42,7 @@ def arrange_groups(
         return (rounded_zero_point(form, zero_point(*index)) + float(offset)).astype("uint8")
 
     dtype = layout.spec.scale_dtype
-    missing_zero = tirx.const(SYMMETRIC_ZERO if layout.spec.symmetric else 0, "uint8")
+    missing_zero = tirx.const(layout.padding_code, "uint8")
     return [
         arranged(
             lambda index: stored_scale(form, scale(*index)).astype(dtype),

@@ -9,8 +9,6 @@ visited. Needs no memory beyond its arguments.
 
 from __future__ import annotations
 
-import re
-
 from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
@@ -23,6 +21,7 @@ from .attention_cuda_ptx import commit_copies, local, synchronize, wait_for_copi
 from .attention_cuda_softmax import Softmax
 from .attention_cuda_tiling import MOST_BLOCKS, Tiling
 from .attention_spec import AttentionSpec
+from .cuda_target import architecture
 from .emit import when, with_emitted_body
 
 _WIDEST = 256
@@ -46,8 +45,7 @@ def cuda_refusal(spec: AttentionSpec, target: Target) -> str | None:
     It takes D and Dv up to 256, even ones unless it is float32, and sm_80 or newer.
     """
     arch = str(target.attrs.get("arch", ""))
-    number = re.search(r"\d+", arch)
-    if number is None or int(number[0]) < 80:
+    if architecture(target) < 80:
         return f"{arch or target.kind.name} has no asynchronous copies; the kernel takes sm_80 on"
     tiling = Tiling(spec)
     for name, width in {"D": spec.head_dim, "Dv": spec.value_dim}.items():

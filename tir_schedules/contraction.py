@@ -15,7 +15,6 @@ from math import prod
 import tvm_ffi
 from tvm import ir, tirx
 
-from .packing import CODES_PER_WORD
 from .tir_nodes import collect, substitute
 
 LANES = 16
@@ -168,7 +167,7 @@ class Contraction:
     def padded_k(self) -> tirx.Expr:
         """Extent of k, for INT4 with the padding of the last group."""
         if isinstance(self.rhs, Int4Weight):
-            return self.rhs.codes.shape[1] * CODES_PER_WORD
+            return self.rhs.scale.shape[1] * self.rhs.group_size
         return self.reduction.dom.extent
 
     @property

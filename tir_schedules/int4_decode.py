@@ -56,7 +56,7 @@ def zero_points(
     if weight.zero_point is None:
         return lambda lane: tirx.const(SYMMETRIC_ZERO, "int32")
     part = weight.zero_point
-    return lambda lane: nibble(part[tile, group // CODES_PER_WORD, lane], group)
+    return lambda lane: nibble(part[tile, group // CODES_PER_WORD, lane], group % CODES_PER_WORD)
 
 
 def same(value: int) -> tirx.Expr:

@@ -14,7 +14,8 @@ from tvm import te, tirx
 
 from sits_tvm.config import QuantSpec
 
-from .packing import CODES_PER_WORD, PackedLayout
+from .packed_layout import SYMMETRIC_ZERO, PackedLayout
+from .packed_order import CODES_PER_WORD
 
 DEQUANTIZE = "dequantize"
 """Name of the block, and key of its annotation, whose value is the group size."""
@@ -24,7 +25,7 @@ Rows: TypeAlias = int | tuple[int | None, ...] | None
 """Extent of the axis of rows, or of several; None is symbolic."""
 
 
-def int4_matmul(m: Rows, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int) -> tirx.PrimFunc:
+def int4_matmul(m: Rows, n: int, k: int, spec: QuantSpec, dtype: str, order: str) -> tirx.PrimFunc:
     """``Y = X @ W.T`` with a packed weight W (n, k).
 
     Parameters
@@ -37,8 +38,8 @@ def int4_matmul(m: Rows, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int
         Format of the weight.
     dtype : str
         Of X and Y: "float32", "float16" or "bfloat16".
-    lanes : int
-        Output channels side by side in the packed weight, see `packing`.
+    order : str
+        Of the packed weight, see `packing`.
 
     Returns
     -------
@@ -49,8 +50,9 @@ def int4_matmul(m: Rows, n: int, k: int, spec: QuantSpec, dtype: str, lanes: int
     """
     rows = row_axes(m)
     x = te.placeholder((*rows, int64(k)), dtype, name="X")
-    packed = weight_placeholders(PackedLayout(n, k, spec, lanes))
-    weight = _dequantize(packed, PackedLayout(n, k, spec, lanes))
+    layout = PackedLayout(n, k, spec, order)
+    packed = weight_placeholders(layout)
+    weight = _dequantize(packed, layout)
     r = te.reduce_axis((0, int64(k)), name="k")
 
     def operand(*at: tirx.Expr) -> tirx.Expr:
@@ -70,7 +72,7 @@ def int4_take(
     k: int,
     spec: QuantSpec,
     dtype: str,
-    lanes: int,
+    order: str,
     index_dtype: str = "int64",
 ) -> tirx.PrimFunc:
     """Rows of a packed table W (n, k).
@@ -79,7 +81,7 @@ def int4_take(
     ----------
     num_indices : int, None or a tuple of these
         Number of rows taken, or the axes of indices; None makes one symbolic.
-    n, k, spec, dtype, lanes
+    n, k, spec, dtype, order
         As for `int4_matmul`.
     index_dtype : str
         "int32" or "int64"; an index outside 0…n-1 gives a row of NaN.
@@ -90,7 +92,7 @@ def int4_take(
         Of indices (t…), codes, scale, zero_point if asymmetric, and the output (t…, k) in `dtype`.
     """
     axes = row_axes(num_indices)
-    layout = PackedLayout(n, k, spec, lanes)
+    layout = PackedLayout(n, k, spec, order)
     indices = te.placeholder(axes, index_dtype, name="indices")
     packed = weight_placeholders(layout)
 
@@ -139,17 +141,34 @@ def _element(
     packed: Sequence[te.Tensor], layout: PackedLayout, row: tirx.Expr, column: tirx.Expr
 ) -> tirx.Expr:
     """W[row, column] in float32: (code - zero) * scale, the subtraction in integers."""
-    tile, lane = row // layout.lanes, row % layout.lanes
+    tile, lane = layout.lane_at(row)
     group = column // layout.group_size
-    code = nibble(packed[0][tile, column // CODES_PER_WORD, lane], column)
-    zero = tirx.const(8, "int32")
-    if not layout.spec.symmetric:
-        zero = nibble(packed[2][tile, group // CODES_PER_WORD, lane], group)
-    return (code - zero).astype("float32") * packed[1][tile, group, lane].astype("float32")
+    level = weight_code(packed, layout, row, column) - zero_point(packed, layout, row, group)
+    return level.astype("float32") * packed[1][tile, group, lane].astype("float32")
+
+
+def weight_code(
+    packed: Sequence[te.Tensor], layout: PackedLayout, row: tirx.Expr, column: tirx.Expr
+) -> tirx.Expr:
+    """The code of W[row, column], int32."""
+    indices, index = layout.code_at(row, column)
+    return nibble(packed[0][indices], index)
+
+
+def zero_point(
+    packed: Sequence[te.Tensor], layout: PackedLayout, row: tirx.Expr, group: tirx.Expr
+) -> tirx.Expr:
+    """The zero point of a group, int32."""
+    if layout.spec.symmetric:
+        return tirx.const(SYMMETRIC_ZERO, "int32")
+    tile, lane = layout.lane_at(row)
+    word = packed[2][tile, group // CODES_PER_WORD, lane]
+    return nibble(word, group % CODES_PER_WORD)
 
 
 def nibble(word: tirx.Expr, index: tirx.Expr) -> tirx.Expr:
-    shift = (index % CODES_PER_WORD * 4).astype("uint32")
+    """Nibble 0…7 of a word, the lowest first, int32."""
+    shift = (index * 4).astype("uint32")
     return ((word >> shift) & tirx.const(15, "uint32")).astype("int32")
 
 

@@ -25,8 +25,17 @@ from collections.abc import Sequence
 
 from tvm import te, tirx
 
-from .int4_matmul import Rows, cast, int64, nibble, prim_func, row_axes, weight_placeholders
-from .packing import SYMMETRIC_ZERO, PackedLayout
+from .int4_matmul import (
+    Rows,
+    cast,
+    int64,
+    prim_func,
+    row_axes,
+    weight_code,
+    weight_placeholders,
+    zero_point,
+)
+from .packed_layout import PackedLayout
 
 QUANTIZE_ACTIVATION = "quantize_activation"
 """Annotation of the block of codes, whose value is the group size."""
@@ -154,9 +163,10 @@ def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     packed = weight_placeholders(layout)
 
     def product(row: Sequence[tirx.Expr], j: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
-        weight = nibble(packed[0][j // layout.lanes, column // 8, j % layout.lanes], column)
         word = x[(*row, column // 8 * 2 + column % 2)]
-        return weight * (word << (24 - column % 8 // 2 * 8).astype("int32") >> 24)
+        return weight_code(packed, layout, j, column) * (
+            word << (24 - column % 8 // 2 * 8).astype("int32") >> 24
+        )
 
     r = te.reduce_axis((0, int64(group_size)), name="k")
     dot = te.compute(
@@ -167,10 +177,8 @@ def int8_matmul(m: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     )
 
     def scaled(row: Sequence[tirx.Expr], j: tirx.Expr, g: tirx.Expr) -> tirx.Expr:
-        tile, lane = j // layout.lanes, j % layout.lanes
-        zero = tirx.const(SYMMETRIC_ZERO, "int32")
-        if not layout.spec.symmetric:
-            zero = nibble(packed[2][tile, g // 8, lane], g)
+        tile, lane = layout.lane_at(j)
+        zero = zero_point(packed, layout, j, g)
         scale = _float(packed[1][tile, g, lane]) * x_scale[(*row, g // together)]
         return _float(dot[(*row, j, g)] - zero * x_sums[(*row, g)]) * scale
 

@@ -7,7 +7,7 @@ from tvm import tirx
 
 from sits_tvm.config import QuantSpec
 
-from .contraction import LANES, Contraction, Int4Weight, Int8Rows
+from .contraction import Contraction, Int4Weight, Int8Rows
 from .int4_matmul import int4_matmul
 from .int8_matmul import LARGEST_CODE, int8_matmul, scale_columns
 from .packed_layout import PackedLayout
@@ -45,7 +45,7 @@ def prim_func(workload: MatmulWorkload, rows: int | None) -> tirx.PrimFunc:
     if workload.family == _INT8:
         return int8_matmul(rows, layout, "float32")
     dtype = "float32" if workload.dtype == _ROUNDED else workload.dtype
-    return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, LANES)
+    return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, "vectors")
 
 
 def inputs(workload: MatmulWorkload, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -82,4 +82,4 @@ def _layout(workload: MatmulWorkload) -> PackedLayout:
         scale_dtype=workload.scale_dtype,
         activation=_ROUNDED if workload.dtype == _ROUNDED else None,
     )
-    return PackedLayout(workload.n, workload.k, spec, LANES)
+    return PackedLayout(workload.n, workload.k, spec, "vectors")

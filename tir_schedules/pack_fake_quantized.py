@@ -25,7 +25,7 @@ def packed_layout(
     transposed: bool,
     scale_dtype: str,
     has_zero_point: bool,
-    lanes: int = 1,
+    order: str = "rows",
 ) -> PackedLayout:
     """Where the codes of a fake-quantized weight go.
 
@@ -39,7 +39,7 @@ def packed_layout(
     scale_dtype : str
         Of the scale's tensor.
     has_zero_point : bool
-    lanes : int
+    order : str
 
     Raises
     ------
@@ -64,7 +64,7 @@ def packed_layout(
         symmetric=form.signed and not has_zero_point,
         scale_dtype=stored,
     )
-    return PackedLayout(n, k, spec, lanes)
+    return PackedLayout(n, k, spec, order)
 
 
 def _group_size(form: AffineFormat, k: int) -> int:

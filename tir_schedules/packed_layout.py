@@ -8,19 +8,20 @@ import numpy as np
 
 from sits_tvm.config import QuantSpec
 
-CODES_PER_WORD = 8
+from .packed_order import CODES_PER_WORD, Index, Unit, unit_of
+
 SYMMETRIC_ZERO = 8
 """The zero point of symmetric codes, of any width: signed codes are stored with 8 added."""
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Shapes and dtypes of a packed weight W[n, k]."""
+    """Shapes, dtypes and order of a packed weight W[n, k]."""
 
     n: int
     k: int
     spec: QuantSpec
-    lanes: int = 1
+    order: str = "rows"
 
     @property
     def group_size(self) -> int:
@@ -40,11 +41,39 @@ class PackedLayout:
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
         """Shapes of (codes, scale) or, when asymmetric, (codes, scale, zero point)."""
-        rows = -(-self.n // self.lanes)
-        widths = [self.padded_k // CODES_PER_WORD, self.groups]
+        unit = self.unit
+        tiles, units = -(-self.n // unit.rows), -(-self.padded_k // unit.columns)
+        widths = [(units, unit.words), (self.groups, unit.rows)]
         if not self.spec.symmetric:
-            widths.append(-(-self.groups // CODES_PER_WORD))
-        return tuple((rows, width, self.lanes) for width in widths)
+            widths.append((-(-self.groups // CODES_PER_WORD), unit.rows))
+        return tuple((tiles, *width) for width in widths)
+
+    @property
+    def unit(self) -> Unit:
+        return unit_of(self.order, self.spec.activation)
+
+    @property
+    def padding_code(self) -> int:
+        """The code and the zero point of what lies beyond N or Kp."""
+        return SYMMETRIC_ZERO if self.spec.symmetric else 0
+
+    def code_at(self, row: Index, column: Index) -> tuple[tuple[Index, Index, Index], Index]:
+        """The indices of the word, and the nibble in it, of the code of W[row, column]."""
+        word, nibble = self.unit.place(row, column)
+        return (row // self.unit.rows, column // self.unit.columns, word), nibble
+
+    def origin(self, tile: Index, unit: Index, word: Index, nibble: Index) -> tuple[Index, Index]:
+        """The row and the column whose code `code_at` finds there; they may lie in the padding."""
+        row, column = self.unit.origin(word, nibble)
+        return tile * self.unit.rows + row, unit * self.unit.columns + column
+
+    def lane_at(self, row: Index) -> tuple[Index, Index]:
+        """The tile, and the lane in it, of the scales and zero points of a row."""
+        return row // self.unit.rows, self.unit.lane(row)
+
+    def row_at(self, tile: Index, lane: Index) -> Index:
+        """The row of a lane; it may lie in the padding."""
+        return tile * self.unit.rows + self.unit.row(lane)
 
     @property
     def names(self) -> tuple[str, ...]:

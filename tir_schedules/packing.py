@@ -5,13 +5,27 @@ be shorter. Element k of group j is ``(code - zero) * scale`` with a 4-bit code 
 scale and zero point (8 when symmetric). Fewer bits take a part of the range: `code_range`. Stored
 are
 
-- codes, uint32 (ceil(N / L), Kp / 8, L): the code of W[n, k] is nibble ``k % 8``, low nibble first,
-  of word ``[n // L, k // 8, n % L]``. Kp = G * g; what lies beyond K or N is padding.
-- scale, float16 or float32 (ceil(N / L), G, L).
-- zero point, only when asymmetric, uint32 (ceil(N / L), ceil(G / 8), L): packed like the codes.
+- codes, uint32 (ceil(N / R), ceil(Kp / C), R C / 8): units of R output channels and C columns, of
+  8 codes to a word. Kp = G * g; what lies beyond K or N is padding.
+- scale, float16 or float32 (ceil(N / R), G, R).
+- zero point, only when asymmetric, uint32 (ceil(N / R), ceil(G / 8), R): packed along G, group j in
+  nibble ``j % 8``, low nibble first.
 
-L, the number of *lanes*, is the order that a kernel wants: 16 puts 16 output channels side by side
-for a CPU vector, 1 is plain rows (the last axis is then 1).
+R, C and the place of each code in its unit are the *order* that a kernel wants (`packed_order`):
+
+- "rows": R = 1, C = 8. The code of W[n, k] is nibble ``k % 8`` of word [n, k // 8, 0].
+- "vectors": R = 16, C = 8. It is nibble ``k % 8`` of word [n // 16, k // 8, n % 16]: 16 output
+  channels side by side for a CPU vector.
+- "fragments": R = 16, C = 64. Words 4 l to 4 l + 3 of a unit are what lane l of a warp holds of the
+  operand A (16 x C) of `mma.sync`. With r = n % 16, c = k % 64 and l = 4 (r % 8) + t:
+
+  - Without INT8 activations, t = c % 8 // 2. The code is nibble
+    ``r // 8 + c // 8 % 2 * 2 + c % 2 * 4`` of word ``4 l + c // 16``: an m16n8k16 for each word.
+  - With INT8 activations, column c is byte p = c // 8 * 8 + c % 2 * 4 + c % 8 // 2 of theirs, see
+    `int8_matmul`, and t = p % 16 // 4. The code is nibble ``p // 32 + p % 4 * 2`` of word
+    ``4 l + r // 8 + p // 16 % 2 * 2``: an m16n8k32 for the low nibbles of bytes, one for the high.
+
+  Scale and zero point of channel r are at ``r // 8 + r % 8 * 2``: r and r + 8 are neighbours.
 """
 
 from __future__ import annotations
@@ -23,14 +37,15 @@ import numpy as np
 
 from sits_tvm.config import QuantSpec
 
-from .packed_layout import CODES_PER_WORD, SYMMETRIC_ZERO, PackedLayout, round_up
+from .packed_layout import SYMMETRIC_ZERO, PackedLayout, round_up
+from .packed_order import CODES_PER_WORD
 from .rounding import Quantized, quantize
 
 Parts: TypeAlias = tuple[np.ndarray, ...]
 _CHUNK = 1 << 20  # elements quantized at a time, to bound temporary memory
 
 
-def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> Parts:
+def pack(weight: np.ndarray, spec: QuantSpec, order: str = "rows") -> Parts:
     """Quantize and pack a weight.
 
     Parameters
@@ -38,7 +53,7 @@ def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> Parts:
     weight : float array of shape (N, K)
         Finite; half-precision input is computed in float32.
     spec : QuantSpec
-    lanes : int
+    order : str
 
     Returns
     -------
@@ -55,7 +70,7 @@ def pack(weight: np.ndarray, spec: QuantSpec, lanes: int = 1) -> Parts:
         return quantize(np.asarray(weight[rows], "float32"), spec)
 
     n, k = weight.shape
-    return assemble(PackedLayout(n, k, spec, lanes), rows_of)
+    return assemble(PackedLayout(n, k, spec, order), rows_of)
 
 
 def stack(weights: Sequence[Parts]) -> Parts:
@@ -67,30 +82,66 @@ def stack(weights: Sequence[Parts]) -> Parts:
 
 def assemble(layout: PackedLayout, quantized: Callable[[slice], Quantized]) -> Parts:
     """The parts of a weight whose codes, scales and zero points `quantized` gives by rows."""
-    lanes, missing_code = layout.lanes, SYMMETRIC_ZERO if layout.spec.symmetric else 0
+    rows = layout.unit.rows
     out = tuple(np.zeros(s, d) for s, d in zip(layout.shapes, layout.dtypes, strict=True))
-    step = max(1, _CHUNK // layout.padded_k // lanes) * lanes
+    step = max(1, _CHUNK // layout.padded_k // rows) * rows
     for start in range(0, layout.n, step):
         codes, scale, zero = quantized(slice(start, start + step))
-        missing = -len(codes) % lanes  # rows that fill the last tile are zeros
-        parts = [pack_nibbles(_with_rows(codes, missing, missing_code))]
-        parts.append(_with_rows(scale, missing, 1))
+        parts = [_pack_codes(codes, layout), _in_lanes(scale, layout, 1)]
         if zero is not None:
-            parts.append(pack_nibbles(_with_rows(zero, missing, 0)))
+            parts.append(_in_lanes(pack_nibbles(zero), layout, 0))
         for whole, part in zip(out, parts, strict=True):
-            tile = interleave(part, lanes)
-            whole[start // lanes : start // lanes + len(tile)] = tile
+            whole[start // rows : start // rows + len(part)] = part
     return out
 
 
 def unpack(parts: Parts, layout: PackedLayout) -> np.ndarray:
     """The float32 weight (N, K) that packed parts stand for: ``(code - zero) * scale``."""
-    rows = [deinterleave(part, layout.n) for part in parts]
-    codes = unpack_nibbles(rows[0]).reshape(layout.n, layout.groups, layout.group_size)
-    scale = rows[1].astype("float32")[:, :, None]
-    zero = SYMMETRIC_ZERO if len(rows) == 2 else unpack_nibbles(rows[2])[:, : layout.groups, None]
-    weight = (codes.astype("float32") - np.float32(zero)) * scale
+    codes, scale, zero = unpack_parts(parts, layout)
+    groups = codes.reshape(layout.n, layout.groups, layout.group_size).astype("float32")
+    zeros = np.float32(SYMMETRIC_ZERO) if zero is None else zero.astype("float32")[:, :, None]
+    weight = (groups - zeros) * scale.astype("float32")[:, :, None]
     return weight.reshape(layout.n, layout.padded_k)[:, : layout.k]
+
+
+def unpack_parts(parts: Parts, layout: PackedLayout) -> Quantized:
+    """The codes, scales and zero points of packed parts: the inverse of `assemble`."""
+    unit = layout.unit
+    tiles, units, _ = parts[0].shape
+    word, nibble = unit.place(*np.indices((unit.rows, unit.columns)))
+    by_unit = unpack_nibbles(parts[0].reshape(tiles * units, unit.words))
+    ordered = by_unit[:, word * CODES_PER_WORD + nibble]
+    by_row = ordered.reshape(tiles, units, unit.rows, unit.columns).swapaxes(1, 2)
+    codes = by_row.reshape(tiles * unit.rows, -1)[: layout.n, : layout.padded_k]
+    scale, *zero = (_in_rows(part, layout) for part in parts[1:])
+    return codes, scale, unpack_nibbles(zero[0])[:, : layout.groups] if zero else None
+
+
+def _pack_codes(codes: np.ndarray, layout: PackedLayout) -> np.ndarray:
+    """(N, Kp) codes to (tiles, units, words) uint32."""
+    unit = layout.unit
+    padding = (0, -len(codes) % unit.rows), (0, -layout.padded_k % unit.columns)
+    padded = np.pad(codes, padding, constant_values=layout.padding_code)
+    tiles, units = len(padded) // unit.rows, padded.shape[1] // unit.columns
+    by_unit = padded.reshape(tiles, unit.rows, units, unit.columns).swapaxes(1, 2)
+    row, column = unit.origin(*np.indices((unit.words, CODES_PER_WORD)))
+    ordered = by_unit.reshape(tiles * units, -1)[:, row * unit.columns + column]
+    return pack_nibbles(ordered.reshape(-1, CODES_PER_WORD)).reshape(tiles, units, unit.words)
+
+
+def _in_lanes(rows: np.ndarray, layout: PackedLayout, padding: int) -> np.ndarray:
+    """(N, C) to (tiles, C, lanes)."""
+    lanes = layout.unit.rows
+    padded = np.pad(rows, ((0, -len(rows) % lanes), (0, 0)), constant_values=padding)
+    order = layout.row_at(np.arange(len(padded)) // lanes, np.arange(len(padded)) % lanes)
+    return interleave(padded[order], lanes)
+
+
+def _in_rows(tiles: np.ndarray, layout: PackedLayout) -> np.ndarray:
+    """The inverse of `_in_lanes`, without the padding."""
+    lanes = layout.unit.rows
+    tile, lane = layout.lane_at(np.arange(layout.n))
+    return deinterleave(tiles, len(tiles) * lanes)[tile * lanes + lane]
 
 
 def pack_nibbles(values: np.ndarray) -> np.ndarray:
@@ -116,7 +167,3 @@ def interleave(rows: np.ndarray, lanes: int) -> np.ndarray:
 def deinterleave(tiles: np.ndarray, n: int) -> np.ndarray:
     """The first n rows of what was interleaved: (ceil(n / lanes), C, lanes) to (n, C)."""
     return tiles.swapaxes(1, 2).reshape(-1, tiles.shape[1])[:n]
-
-
-def _with_rows(rows: np.ndarray, count: int, value: int) -> np.ndarray:
-    return np.pad(rows, ((0, count), (0, 0)), constant_values=value)

@@ -19,8 +19,8 @@ from .rounding import MSE_RATIOS
 @lru_cache(maxsize=256)
 def choose_scale(layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
     """W (n, k) of `dtype` -> scale, zero (tiles, groups, lanes), the latter as uint8 codes."""
-    n, k, lanes = layout.n, layout.k, layout.lanes
-    tiles, groups, _ = layout.shapes[1]
+    n, k = layout.n, layout.k
+    tiles, groups, lanes = layout.shapes[1]
     group_size, spec = layout.group_size, layout.spec
     ratios = MSE_RATIOS if spec.scale_method == "mse" else np.ones(1, "float32")
     smallest = float(np.finfo(spec.scale_dtype).smallest_subnormal)
@@ -96,42 +96,38 @@ def pack_codes(
     `bounds` are the smallest and the largest code, `packing.code_range` unless given.
     """
     bounds = bounds or code_range(layout.spec)
-    n, k, lanes = layout.n, layout.k, layout.lanes
-    tiles, words, _ = layout.shapes[0]
-    groups, group_size = layout.groups, layout.group_size
+    n, k, group_size = layout.n, layout.k, layout.group_size
+    tiles, units, words = layout.shapes[0]
+    _, groups, lanes = layout.shapes[1]
+
+    def code_of(weight, scale, zero, *place):  # type: ignore[no-untyped-def]
+        row, column = layout.origin(*place)
+        (tile, lane), group = layout.lane_at(row), column // group_size
+        code = _code(
+            _element(weight, layout, row, column),
+            scale[tile, group, lane],
+            T.Cast("float32", zero[tile, group, lane]),
+            bounds,
+        )
+        return tirx.if_then_else(column < layout.padded_k, code, float(layout.padding_code))
 
     @T.prim_func(s_tir=True)
     def pack_codes(
         W: T.Buffer((T.int64(n), T.int64(k)), dtype),
         scale: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), layout.spec.scale_dtype),
         zero: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), "uint8"),
-        codes: T.Buffer((T.int64(tiles), T.int64(words), T.int64(lanes)), "uint32"),
+        codes: T.Buffer((T.int64(tiles), T.int64(units), T.int64(words)), "uint32"),
     ):
         T.func_attr({"tirx.noalias": True})
-        for t, w, lane, i in T.grid(
-            T.int64(tiles), T.int64(words), T.int64(lanes), T.int64(CODES_PER_WORD)
+        for t, u, w, i in T.grid(
+            T.int64(tiles), T.int64(units), T.int64(words), T.int64(CODES_PER_WORD)
         ):
             with T.sblock("pack_codes"):
-                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, lane, i])
+                vt, vu, vw, vi = T.axis.remap("SSSR", [t, u, w, i])
                 with T.init():
-                    codes[vt, vw, vl] = T.uint32(0)
-                codes[vt, vw, vl] = codes[vt, vw, vl] | T.shift_left(
-                    T.Cast(
-                        "uint32",
-                        _code(
-                            _value(
-                                W,
-                                layout,
-                                vt,
-                                vw * CODES_PER_WORD // group_size,
-                                vl,
-                                vw * CODES_PER_WORD % group_size + vi,
-                            ),
-                            scale[vt, vw * CODES_PER_WORD // group_size, vl],
-                            T.Cast("float32", zero[vt, vw * CODES_PER_WORD // group_size, vl]),
-                            bounds,
-                        ),
-                    ),
+                    codes[vt, vu, vw] = T.uint32(0)
+                codes[vt, vu, vw] = codes[vt, vu, vw] | T.shift_left(
+                    T.Cast("uint32", code_of(W, scale, zero, vt, vu, vw, vi)),
                     T.Cast("uint32", vi * 4),
                 )
 
@@ -171,7 +167,12 @@ def pack_zero_points(layout: PackedLayout) -> tirx.PrimFunc:
 
 def _value(weight, layout, tile, group, lane, element):  # type: ignore[no-untyped-def]
     """The element of a group in float32, 0 in the padding."""
-    row, column = tile * layout.lanes + lane, group * layout.group_size + element
+    row, column = layout.row_at(tile, lane), group * layout.group_size + element
+    return _element(weight, layout, row, column)
+
+
+def _element(weight, layout, row, column):  # type: ignore[no-untyped-def]
+    """W[row, column] in float32, 0 in the padding."""
     inside = tirx.all(row < layout.n, column < layout.k)
     return T.if_then_else(inside, T.Cast("float32", weight[row, column]), T.float32(0))
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from .contraction import LANES, Axes, Contraction, Int4Weight, Int8Rows, loads
+from .contraction import Axes, Contraction, Int4Weight, Int8Rows, loads
 from .epilogue import epilogue_stages
 from .int4_matmul import DEQUANTIZE
 from .int8_matmul import INT8_DOT
+from .packed_order import unit_of
 from .tir_nodes import collect, is_const, substitute
 
 _FLOATS = ("float32", "float16")
@@ -25,8 +26,11 @@ Producer = tuple[Sequence[tirx.Var], tirx.Expr]
 _SPATIAL, _REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 
-def recognise(func: tirx.PrimFunc) -> Contraction | None:
-    """The contraction that `func` computes, or None if it is something else."""
+def recognise(func: tirx.PrimFunc, order: str = "vectors") -> Contraction | None:
+    """The contraction that `func` computes, or None if it is something else.
+
+    A product with an INT4 weight is something else, too, unless the weight is packed in `order`.
+    """
     if not isinstance(func.body, s_tir.SBlockRealize):
         return None
     root = func.body.block
@@ -37,7 +41,15 @@ def recognise(func: tirx.PrimFunc) -> Contraction | None:
     if len(products) != 1 or len(dots) > 1 or not _plain_axes(blocks):
         return None
     parts = _sort(blocks, products[0], frozenset(root.alloc_buffers))
-    return _assemble(products[0], parts, root.alloc_buffers) if parts is not None else None
+    if parts is None:
+        return None
+    product = _assemble(products[0], parts, root.alloc_buffers)
+    return product if product is not None and _has_order(product.rhs, order) else None
+
+
+def _has_order(rhs: tirx.Expr | Int4Weight, order: str) -> bool:
+    """Whether an operand, if it is INT4, is packed in `order`: words of a unit tell them apart."""
+    return not isinstance(rhs, Int4Weight) or is_const(rhs.codes.shape[-1], unit_of(order).words)
 
 
 def _leaf_blocks(body: tirx.Stmt) -> list[s_tir.SBlock]:
@@ -197,8 +209,7 @@ def _int4_weight(block: s_tir.SBlock, rhs: tirx.Expr, column: tirx.IterVar) -> I
     nibbles, scales = loads(block.body.value.a), loads(block.body.value.b)
     zero_point = nibbles[1].source if len(nibbles) == 2 else None
     group_size = int(block.annotations[DEQUANTIZE])
-    weight = Int4Weight(nibbles[0].source, scales[0].source, zero_point, group_size)
-    return weight if is_const(weight.codes.shape[-1], LANES) else None
+    return Int4Weight(nibbles[0].source, scales[0].source, zero_point, group_size)
 
 
 def _int8_operands(block: s_tir.SBlock, dot: s_tir.SBlock) -> tuple | None:
@@ -208,6 +219,4 @@ def _int8_operands(block: s_tir.SBlock, dot: s_tir.SBlock) -> tuple | None:
     _, _, *zero_point, x_sums, scale, x_scale = (load.source for load in loads(block.body.value))
     weight = Int4Weight(codes, scale, zero_point[0] if zero_point else None, group_size)
     *rows, column, group = block.iter_vars
-    if not is_const(codes.shape[-1], LANES):
-        return None
     return Int8Rows(x, x_scale, x_sums), weight, (), tuple(rows), column, group

@@ -2,7 +2,7 @@
 
 A packed weight is the pair (codes, scale) or the triple (codes, scale, zero_point) that
 `tir_schedules.packing` defines. Its format travels as attributes of the call: the fields of a
-`QuantSpec`, the logical shape n, k, and the number of lanes.
+`QuantSpec`, the logical shape n, k, and the order.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def quantize_weight(
     Parameters
     ----------
     *weights : Tensor (n, k), or (k, n) when `transposed`
-        float16, bfloat16 or float32, all of one; each n but the last is a multiple of the lanes.
+        float16, bfloat16 or float32, all of one; each n but the last is whole tiles.
     scale_method : str
         As in `QuantSpec`.
     **layout
-        What `layout_attrs` gives: n, k, lanes, bits, group_size, symmetric, scale_dtype.
+        What `layout_attrs` gives: n, k, order, bits, group_size, symmetric, scale_dtype.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def layout_attrs(layout: PackedLayout) -> dict[str, object]:
     spec = {name: getattr(layout.spec, name) for name in _SPEC_ATTRS}
     if layout.spec.activation is not None:
         spec["activation"] = layout.spec.activation
-    return {"n": layout.n, "k": layout.k, "lanes": layout.lanes, **spec}
+    return {"n": layout.n, "k": layout.k, "order": layout.order, **spec}
 
 
 def layout_of(call: relax.Call) -> PackedLayout:
@@ -95,7 +95,7 @@ def layout_of(call: relax.Call) -> PackedLayout:
         activation=None if activation is None else str(activation),
         scale_method=str(attrs.get("scale_method", "absmax")),
     )
-    return PackedLayout(int(attrs["n"]), int(attrs["k"]), spec, int(attrs["lanes"]))
+    return PackedLayout(int(attrs["n"]), int(attrs["k"]), spec, str(attrs["order"]))
 
 
 def packed_types(layout: PackedLayout) -> list[relax.TensorType]:
@@ -108,15 +108,16 @@ def packed_types(layout: PackedLayout) -> list[relax.TensorType]:
 
 def _infer_quantize_weight(call: relax.Call, _: relax.BlockBuilder) -> relax.TupleType:
     layout, axis = layout_of(call), int(bool(call.attrs["transposed"]))
+    tile = layout.unit.rows
     dtypes, rows = FLOATS, []
     for arg in call.args:
         ty = _expect(call, "weight", arg, None, dtypes)
         dtypes = (str(ty.dtype),)
         rows.append(int(ty.shape[axis]) if ty.ndim == 2 else 0)
         _expect(call, "weight", arg, (layout.k, rows[-1]) if axis else (rows[-1], layout.k), dtypes)
-    if sum(rows) != layout.n or any(n % layout.lanes for n in rows[:-1]):
+    if sum(rows) != layout.n or any(n % tile for n in rows[:-1]):
         raise ValueError(
-            f"{call.op.name}: n={layout.n} in tiles of {layout.lanes} lanes, of weights of {rows}"
+            f"{call.op.name}: n={layout.n} in tiles of {tile} channels, of weights of {rows}"
         )
     return relax.TupleType(packed_types(layout))
 
@@ -240,13 +241,13 @@ def _fusable(kernel: tirx.PrimFunc, extents: Sequence[object]) -> tirx.PrimFunc:
 # A model holds the same kernel once per layer: make it once.
 @lru_cache(maxsize=512)
 def _matmul_kernel(rows: Rows, layout: PackedLayout, dtype: str) -> tirx.PrimFunc:
-    return kernels.int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.lanes)
+    return kernels.int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.order)
 
 
 @lru_cache(maxsize=64)
 def _take_kernel(count: Rows, layout: PackedLayout, dtype: str, index_dtype: str) -> tirx.PrimFunc:
     return kernels.int4_take(
-        count, layout.n, layout.k, layout.spec, dtype, layout.lanes, index_dtype
+        count, layout.n, layout.k, layout.spec, dtype, layout.order, index_dtype
     )
 
 

@@ -26,7 +26,7 @@ def pack_weight(
     zero_point: relax.Expr | None = None,
     *,
     transposed: bool = False,
-    lanes: int = 1,
+    order: str = "rows",
     **form: object,
 ) -> relax.Call:
     """Pack the weight of ``matmul(x, fake_quantize(weight, scale, zero_point))``.
@@ -38,7 +38,7 @@ def pack_weight(
     scale, zero_point
         As `fake_quantize` takes them.
     transposed : bool
-    lanes : int
+    order : str
         See `tir_schedules.packing`.
     **form
         The attributes of the `fake_quantize`.
@@ -50,7 +50,7 @@ def pack_weight(
         Tuple(codes, scale, zero_point), in the layout of `pack_fake_quantized.packed_layout`.
     """
     args = [arg for arg in (weight, scale, zero_point) if arg is not None]
-    return relax.Call(Op.get(NAME), args, {**form, "transposed": transposed, "lanes": lanes})
+    return relax.Call(Op.get(NAME), args, {**form, "transposed": transposed, "order": order})
 
 
 def layout_of_call(call: relax.Call) -> PackedLayout:
@@ -64,7 +64,7 @@ def layout_of_call(call: relax.Call) -> PackedLayout:
         transposed=bool(call.attrs["transposed"]),
         scale_dtype=str(scale.dtype),
         has_zero_point=len(call.args) == 3,
-        lanes=int(call.attrs["lanes"]),
+        order=str(call.attrs["order"]),
     )
 
 

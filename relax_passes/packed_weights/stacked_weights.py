@@ -11,6 +11,7 @@ from tvm.ir import GenericConst, GlobalVar, IRModule
 
 from relax_passes.packed_weights.weight_sites import MATMUL, WeightSite
 from sits_tvm.report import Report, StackedWeights
+from tir_schedules.packed_order import channels_together
 
 Sites = Mapping[GlobalVar, Sequence[WeightSite]]
 Reasons = dict[relax.Var, str]
@@ -18,14 +19,14 @@ Reasons = dict[relax.Var, str]
 
 
 def stack_weights(
-    mod: IRModule, chosen: Sites, lanes: int, report: Report
+    mod: IRModule, chosen: Sites, order: str, report: Report
 ) -> dict[GlobalVar, list[list[WeightSite]]]:
     """Groups of products of `chosen`, by function.
 
     `report.stacked` gets each group, and each product of an input with others that is in none. A
     weight is stacked in the same way by all functions that read it.
     """
-    found = {gvar: _Inputs(mod[gvar], sites, lanes) for gvar, sites in chosen.items()}
+    found = {gvar: _Inputs(mod[gvar], sites, order) for gvar, sites in chosen.items()}
     ways: dict[str, set[tuple[bool, tuple[str, ...]]]] = defaultdict(set)
     for gvar, sites in chosen.items():
         names = {s.binding: _names(group) for group in found[gvar].groups for s in group}
@@ -58,10 +59,10 @@ def _names(group: Sequence[WeightSite]) -> tuple[str, ...]:
 class _Inputs:
     """The products of each input of one function: groups to stack, and reasons of the others."""
 
-    def __init__(self, func: relax.Function, sites: Sequence[WeightSite], lanes: int) -> None:
+    def __init__(self, func: relax.Function, sites: Sequence[WeightSite], order: str) -> None:
         self.reasons: Reasons = {}
         self.groups: list[list[WeightSite]] = []
-        self.lanes = lanes
+        self.tile = channels_together(order)
         self.readers = Counter(site.source for site in sites)
         self.meetings = _meetings(func, {site.binding for site in sites})
         by_binding = {site.binding: site for site in sites if site.kind == "matmul"}
@@ -96,8 +97,8 @@ class _Inputs:
     def _reason(self, site: WeightSite, products: Sequence[WeightSite]) -> str | None:
         if self.readers[site.source] > 1:
             return "its weight is read by other products, too"
-        if site.shape[0] % self.lanes:
-            return f"its {site.shape[0]} output channels are no multiple of {self.lanes}"
+        if site.shape[0] % self.tile:
+            return f"its {site.shape[0]} output channels are no multiple of {self.tile}"
         others = {other.binding for other in products} - {site.binding}
         for meeting, reached in self.meetings.items():
             if site.binding in reached and reached & others:

@@ -24,7 +24,7 @@ class WeightChoice:
     """Chooses among the matrix products and embeddings of a module.
 
     `report.skipped` and a note get every weight that stays in float, `report.quantized` the
-    others. `only` are globs over names, one of which must match; `lanes` is that of the packing;
+    others. `only` are globs over names, one of which must match; `order` is that of the packing;
     `constants` tells whether weights that are constants may be chosen.
     """
 
@@ -33,13 +33,13 @@ class WeightChoice:
         config: Config,
         report: Report,
         *,
-        lanes: int = 1,
+        order: str = "rows",
         only: Sequence[str] = ("*",),
         constants: bool = True,
     ) -> None:
         assert config.quant is not None
         self.config, self.spec, self.report = config, config.quant, report
-        self.lanes, self.only, self.constants = lanes, only, constants
+        self.order, self.only, self.constants = order, only, constants
         self._skipped: list[str] = []
 
     def choose(
@@ -83,7 +83,7 @@ class WeightChoice:
             return "embedding", "set Config.quantize_embedding to store embedding tables in INT4"
         if site.kind == "head" and not self.config.quantize_head:
             return "head", "set Config.quantize_head to quantize the projection onto the vocabulary"
-        if PackedLayout(*site.shape, self.spec, self.lanes).nbytes >= _float_bytes(site):
+        if PackedLayout(*site.shape, self.spec, self.order).nbytes >= _float_bytes(site):
             return "no-gain", f"packed, its {site.shape} values would take no fewer bytes"
         return None
 
@@ -92,7 +92,7 @@ class WeightChoice:
         for site in sites:
             first.setdefault(site.packing, site)
         for site in first.values():
-            layout = PackedLayout(*site.shape, self.spec, self.lanes)
+            layout = PackedLayout(*site.shape, self.spec, self.order)
             row = QuantizedWeight(
                 function, site.binding.name, site.name, str(self.spec), site.shape,
                 _float_bytes(site), layout.nbytes,

@@ -20,7 +20,7 @@ from tir_schedules.packing import interleave, pack_nibbles
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")
-LANES = 16
+LANES, ORDER = 16, "vectors"
 """Of packed weights on the CPU."""
 SLOW = 2e9
 """FLOP above which TVM's default lowering takes seconds."""
@@ -28,20 +28,20 @@ SLOW = 2e9
 
 def w4a16(case: Case, rows: int | None = None) -> Kernel:
     """`rows` None: one kernel for any number of them."""
-    func = int4_matmul(rows, case.n, case.k, case.spec, "float32", LANES)
+    func = int4_matmul(rows, case.n, case.k, case.spec, "float32", ORDER)
     return tvm_kernel(case, compiled(func), "float32", "fma")
 
 
 def w4_bfloat16(case: Case, rows: int | None = None) -> Kernel:
     """Activations are float32 and rounded in the call."""
     spec = replace(case.spec, activation="bfloat16")
-    func = int4_matmul(rows, case.n, case.k, spec, "float32", LANES)
+    func = int4_matmul(rows, case.n, case.k, spec, "float32", ORDER)
     return tvm_kernel(case, compiled(func), "bfloat16", "vdpbf16ps")
 
 
 def w4a8(case: Case, rows: int | None = None) -> Kernel:
     """Activations are quantized anew for every layer."""
-    layout = PackedLayout(case.n, case.k, case.spec, LANES)
+    layout = PackedLayout(case.n, case.k, case.spec, ORDER)
     func = quantize_activation(rows, case.k, layout.group_size, "float32")
     quantize = compiled(func)
     product = compiled(int8_matmul(rows, layout, "float32"))
@@ -70,7 +70,7 @@ def tvm_default_kernel(case: Case) -> Kernel:
     """What TVM makes of our PrimFunc without a schedule."""
     if case.flops > SLOW:
         raise NotMeasured("takes seconds")
-    func = int4_matmul(case.m, case.n, case.k, case.spec, "float32", LANES)
+    func = int4_matmul(case.m, case.n, case.k, case.spec, "float32", ORDER)
     target = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
     return tvm_kernel(case, tvm.compile(func, target=tvm.target.Target(target))["main"], "float32")
 
@@ -85,7 +85,7 @@ def tvm_kernel(case: Case, func: Callable[..., None], rounds_to: str, peak: str 
 
 
 def packed(case: Case) -> list[np.ndarray]:
-    layout = PackedLayout(case.n, case.k, case.spec, LANES)
+    layout = PackedLayout(case.n, case.k, case.spec, ORDER)
     codes = np.pad(case.codes, ((0, 0), (0, layout.padded_k - case.k)))
     rows = [pack_nibbles(codes), case.scale, pack_nibbles(case.zero_point)][: len(layout.shapes)]
     return [interleave(np.pad(part, ((0, -case.n % LANES), (0, 0))), LANES) for part in rows]

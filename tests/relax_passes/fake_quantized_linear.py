@@ -15,11 +15,11 @@ OP = relax.op
 N, K = 24, 96
 
 
-def pack(before, lanes=1):
+def pack(before, order="rows"):
     """The pass, checked not to touch its input; its diagnostics and report."""
     report, digest = Report(), tvm_ffi.structural_hash(before)
     with collect() as found:
-        after = PackFakeQuantizedWeights(lanes=lanes, report=report)(before)
+        after = PackFakeQuantizedWeights(order=order, report=report)(before)
     assert tvm_ffi.structural_hash(before) == digest
     return after, found, report
 
@@ -62,7 +62,7 @@ def layout_in(call):
         bits=int(a["bits"]), group_size=int(a["group_size"]), symmetric=bool(a["symmetric"]),
         scale_dtype=str(a["scale_dtype"]),
     )  # fmt: skip
-    return PackedLayout(int(a["n"]), int(a["k"]), spec, int(a["lanes"]))
+    return PackedLayout(int(a["n"]), int(a["k"]), spec, str(a["order"]))
 
 
 def computed_parts(mod, values):

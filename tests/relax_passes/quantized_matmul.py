@@ -19,7 +19,7 @@ ROWS = relax.TensorType((4, 64), "float32")
 def quantize(before, **options):
     """The pass, checked not to touch its input; its diagnostics and report."""
     report, digest = Report(), tvm_ffi.structural_hash(before)
-    how = {"lanes": options.pop("lanes", 1), "stack": options.pop("stack", True)}
+    how = {"order": options.pop("order", "rows"), "stack": options.pop("stack", True)}
     config = Config(quant=options.pop("quant", G32), **options)
     with collect() as found:
         after = QuantizeMatmulWeights(config, **how, report=report)(before)

@@ -20,6 +20,7 @@ from tvm import relax
 
 import sits_tvm
 from relax_passes.op import fake_quantize
+from tir_schedules.packed_order import ORDERS
 from tir_schedules.packing import unpack
 
 CASES = [
@@ -62,13 +63,13 @@ def draw(rng, attrs, scale_shape, zero, turn):
     return mod, dict(zip(names, values, strict=True)), want
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("turn", [True, False], ids=["nk", "kn"])
 @pytest.mark.parametrize(("attrs", "scale_shape", "zero"), CASES, ids=str)
-def test_parts_stand_for_what_fake_quantize_returns(rng, attrs, scale_shape, zero, turn, lanes):
+def test_parts_stand_for_what_fake_quantize_returns(rng, attrs, scale_shape, zero, turn, order):
     """Bit for bit, for every granularity."""
     mod, params, want = draw(rng, attrs, scale_shape, zero, turn)
-    after, found, report = pack(mod, lanes)
+    after, found, report = pack(mod, order)
     assert found == []
     assert [row.name for row in report.quantized] == ["w"]
     layout = layout_in(codes_call(after["main"]))
@@ -81,7 +82,7 @@ def test_parts_stand_for_what_fake_quantize_returns(rng, attrs, scale_shape, zer
 @pytest.mark.parametrize(("attrs", "scale_shape", "zero"), CASES[4::4], ids=str)
 def test_transform_function_computes_the_same_parts(rng, attrs, scale_shape, zero, turn):
     mod, params, want = draw(rng, attrs, scale_shape, zero, turn)
-    after, _, _ = pack(mod, lanes=16)
+    after, _, _ = pack(mod, order="vectors")
     layout = layout_in(codes_call(after["main"]))
     parts = computed_parts(after, params.values())
     np.testing.assert_array_equal(unpack(parts, layout), want)

@@ -10,6 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from sits_tvm import QuantSpec
+from tir_schedules.packed_order import ORDERS
 from tir_schedules.packing import PackedLayout, pack, unpack
 
 
@@ -37,7 +38,7 @@ def test_replaces_weight_by_its_parts():
             R.func_attr({"num_input": 1})
             with R.dataflow():
                 y = R.sits.int4_matmul(
-                    x, codes, scale, zero_point, n=32, k=64, lanes=16,
+                    x, codes, scale, zero_point, n=32, k=64, order="vectors",
                     bits=4, group_size=32, symmetric=False, scale_dtype="float16",
                 )  # fmt: skip
                 R.output(y)
@@ -49,7 +50,7 @@ def test_replaces_weight_by_its_parts():
             with R.dataflow():
                 w = params[0]
                 packed = R.sits.quantize_weight(
-                    w, n=32, k=64, lanes=16, bits=4, group_size=32, symmetric=False,
+                    w, n=32, k=64, order="vectors", bits=4, group_size=32, symmetric=False,
                     scale_dtype="float16", scale_method="absmax", transposed=False,
                 )  # fmt: skip
                 codes = packed[0]
@@ -60,7 +61,7 @@ def test_replaces_weight_by_its_parts():
             return out
 
     after, found, report = quantize(
-        Before, quant=QuantSpec(group_size=32, symmetric=False), lanes=16
+        Before, quant=QuantSpec(group_size=32, symmetric=False), order="vectors"
     )
     assert_structural_equal(after, Expected)
     assert found == []
@@ -115,11 +116,11 @@ def test_finds_linear_layers_however_spelled():
     assert "relax.permute_dims" not in ops
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_same_numbers(rng, lanes, symmetric):
+def test_same_numbers(rng, order, symmetric):
     spec = QuantSpec(group_size=32, symmetric=symmetric)
-    after, _, _ = quantize(Spellings, quant=spec, lanes=lanes)
+    after, _, _ = quantize(Spellings, quant=spec, order=order)
     names = ["a", "b", "bias", "c", "d"]
     values = {
         p.name: rng.standard_normal([int(s) for s in p.ty.shape]).astype(str(p.ty.dtype))

@@ -19,7 +19,7 @@ def test_leaves_a_weight_that_would_grow():
         lambda bb, x, w: OP.matmul(x, bb.emit(OP.permute_dims(w))),
         relax.TensorType((4, 384), "float16"),
     )
-    assert reasons(mod, lanes=16) == ["no-gain"]
+    assert reasons(mod, order="vectors") == ["no-gain"]
 
 
 def test_leaves_products_of_activations_alone():

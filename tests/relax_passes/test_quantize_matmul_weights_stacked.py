@@ -11,6 +11,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tir_schedules.packed_order import ORDERS
 from tir_schedules.packing import pack
 
 QKV = ("q", "k", "v")
@@ -35,7 +36,7 @@ def rows(report):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_stacks_the_projections_of_grouped_query_attention(transposed):
-    after, found, report = quantize(products(transposed=transposed), lanes=16)
+    after, found, report = quantize(products(transposed=transposed), order="vectors")
     assert found == []
     assert [p.name for p in after["main"].params] == ["x", "q+k+v.codes", "q+k+v.scale"]
     (call,) = calls(after["main"])
@@ -54,26 +55,26 @@ def test_stacks_the_projections_of_grouped_query_attention(transposed):
     )
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_parts_are_those_of_each_weight_bit_for_bit(rng, transposed, dtype, lanes):
+def test_parts_are_those_of_each_weight_bit_for_bit(rng, transposed, dtype, order):
     """Along the tiles: the transform function computes them, NumPy packs each weight by itself."""
     mod = products(transposed=transposed, dtype=dtype)
-    after, _, _ = quantize(mod, quant=ASYMMETRIC, lanes=lanes)
+    after, _, _ = quantize(mod, quant=ASYMMETRIC, order=order)
     values = values_of(rng, mod)
     vm = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())
     got = vm["main_transform_params"]([tvm.runtime.tensor(value) for value in values.values()])
     weights = [value.T if transposed else value for value in values.values()]
-    separate = [pack(weight, ASYMMETRIC, lanes) for weight in weights]
+    separate = [pack(weight, ASYMMETRIC, order) for weight in weights]
     for part, of_each in zip(got, zip(*separate, strict=True), strict=True):
         np.testing.assert_array_equal(part.numpy(), np.concatenate(of_each))
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
-def test_same_numbers_without_the_rest_of_the_pipeline(rng, lanes):
+@pytest.mark.parametrize("order", ORDERS)
+def test_same_numbers_without_the_rest_of_the_pipeline(rng, order):
     mod = products()
-    after, _, _ = quantize(mod, lanes=lanes)
+    after, _, _ = quantize(mod, order=order)
     values = values_of(rng, mod)
     x = rng.standard_normal((2, 3, 64)).astype("float32")
     vm = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())
@@ -87,10 +88,10 @@ def test_same_numbers_without_the_rest_of_the_pipeline(rng, lanes):
 def test_stacks_constants(rng):
     values = values_of(rng, products())
     mod = relax.transform.BindParams("main", values)(products())
-    after, _, report = quantize(mod, lanes=16)
+    after, _, report = quantize(mod, order="vectors")
     assert [v.name_hint for v in after.get_global_vars()] == ["main"]
     (call,) = calls(after["main"])
-    of_each = zip(*(pack(value, G32, 16) for value in values.values()), strict=True)
+    of_each = zip(*(pack(value, G32, "vectors") for value in values.values()), strict=True)
     for part, expected in zip(call.args[1:], of_each, strict=True):
         np.testing.assert_array_equal(part.value.numpy(), np.concatenate(expected))
     assert [reason for _, reason in rows(report)] == [""]
@@ -99,7 +100,7 @@ def test_stacks_constants(rng):
 def test_a_constant_and_an_argument_stay_apart(rng):
     values = values_of(rng, products())
     mod = relax.transform.BindParams("main", {"q": values["q"]})(products())
-    _, _, report = quantize(mod, lanes=16)
+    _, _, report = quantize(mod, order="vectors")
     constant = next(row.name for row in report.quantized if row.name.startswith("constant"))
     assert rows(report) == [(("k", "v"), ""), ((constant,), REASONS["alone"])]
 
@@ -111,7 +112,7 @@ def test_stacks_per_input():
             product(given, weights[name]) for name, given in zip("abcd", (x, h, x, h), strict=False)
         ]
 
-    _, _, report = quantize(products(dict.fromkeys("abcd", 32), make), lanes=16)
+    _, _, report = quantize(products(dict.fromkeys("abcd", 32), make), order="vectors")
     assert rows(report) == [(("a", "c"), ""), (("b", "d"), "")]
 
 
@@ -119,7 +120,7 @@ def test_one_product_of_an_input_is_as_before():
     def make(bb, x, weights, product):
         return [product(x, weights["a"]), product(bb.emit(OP.nn.relu(x)), weights["b"])]
 
-    after, _, report = quantize(products(dict.fromkeys("ab", 32), make), lanes=16)
+    after, _, report = quantize(products(dict.fromkeys("ab", 32), make), order="vectors")
     assert report.stacked == []
     assert [p.name for p in after["main"].params[1:]] == [
         "a.codes",
@@ -135,7 +136,7 @@ def test_a_tied_weight_stays_apart():
         return [q, k, product(v, weights["v"])]
 
     sizes = {"q": 64, "k": 64, "v": 64}
-    _, _, report = quantize(products(sizes, make), lanes=16)
+    _, _, report = quantize(products(sizes, make), order="vectors")
     assert rows(report) == [(("q", "k"), ""), (("v",), REASONS["tied"])]
 
 
@@ -145,19 +146,19 @@ def test_a_weight_in_a_group_may_also_be_an_output():
     def make(bb, x, weights, product):
         return [*(product(x, weight) for weight in weights.values()), weights["k"]]
 
-    after, _, report = quantize(products(make=make), lanes=16)
+    after, _, report = quantize(products(make=make), order="vectors")
     assert rows(report) == [(QKV, "")]
     assert [p.name for p in after["main"].params[1:]] == ["q+k+v.codes", "q+k+v.scale", "k"]
 
 
 def test_what_is_skipped_is_not_stacked():
-    after, _, report = quantize(products(), lanes=16, skip=("k",))
+    after, _, report = quantize(products(), order="vectors", skip=("k",))
     assert rows(report) == [(("q", "v"), "")]
     assert [p.name for p in after["main"].params[1:]] == ["q+v.codes", "q+v.scale", "k"]
 
 
 def test_output_channels_are_whole_tiles():
-    _, _, report = quantize(products({"q": 64, "k": 20, "v": 32}), lanes=16)
+    _, _, report = quantize(products({"q": 64, "k": 20, "v": 32}), order="vectors")
     assert rows(report) == [(("q", "v"), ""), (("k",), REASONS["lanes"])]
 
 
@@ -181,7 +182,7 @@ def gated(activation):
 def test_gate_and_up_stay_apart(activation):
     """The kernel of one multiplies by the result of the other."""
     mod = products({"gate": 32, "up": 32, "q": 32}, gated(activation))
-    after, _, report = quantize(mod, lanes=16)
+    after, _, report = quantize(mod, order="vectors")
     (gate, up, q) = rows(report)
     assert [names for names, _ in (gate, up, q)] == [("gate",), ("up",), ("q",)]
     assert gate[1].startswith("its result meets that of another elementwise, in ")
@@ -197,14 +198,14 @@ def test_results_that_meet_in_a_product_are_stacked():
         q, k = (product(x, weight) for weight in weights.values())
         return [bb.emit(OP.matmul(q, bb.emit(OP.permute_dims(k, [0, 2, 1]))))]
 
-    _, _, report = quantize(products({"q": 32, "k": 32}, make, rows=32), lanes=16)
+    _, _, report = quantize(products({"q": 32, "k": 32}, make, rows=32), order="vectors")
     assert rows(report) == [(("q", "k"), "")]
 
 
 def test_functions_that_read_weights_alike_share_the_parts():
     mod = products()
     mod["decode"] = relax.utils.copy_with_new_vars(mod["main"]).with_attr("global_symbol", "decode")
-    after, _, report = quantize(mod, lanes=16)
+    after, _, report = quantize(mod, order="vectors")
     assert rows(report) == [(QKV, "")] * 2
     names = [[p.name for p in after[name].params[1:]] for name in ("main", "decode")]
     assert names == [["q+k+v.codes", "q+k+v.scale"]] * 2
@@ -219,7 +220,7 @@ def test_functions_that_read_a_weight_differently_stack_nothing_with_it():
     mod = products()
     other = products({"q": 64}, make)["main"].with_attr("global_symbol", "queries")
     mod["queries"] = relax.utils.copy_with_new_vars(other)
-    after, _, report = quantize(mod, lanes=16)
+    after, _, report = quantize(mod, order="vectors")
     assert rows(report) == [((name,), REASONS["functions"]) for name in QKV]
     assert [p.name for p in after["queries"].params[1:]] == ["q.codes", "q.scale"]
 
@@ -230,7 +231,7 @@ def test_functions_that_read_square_weights_in_both_orientations_stack_nothing()
     mod = products(sizes)
     other = products(sizes, transposed=True)["main"].with_attr("global_symbol", "back")
     mod["back"] = relax.utils.copy_with_new_vars(other)
-    after, _, report = quantize(mod, lanes=16)
+    after, _, report = quantize(mod, order="vectors")
     assert rows(report) == [((name,), REASONS["functions"]) for name in ("k", "v") * 2]
     assert [p.name for p in after["main"].params[1::2]] == ["k.codes", "v.codes"]
     assert [p.name for p in after["back"].params[1::2]] == [
@@ -240,14 +241,14 @@ def test_functions_that_read_square_weights_in_both_orientations_stack_nothing()
 
 
 def test_is_idempotent():
-    once, _, _ = quantize(products(), lanes=16)
-    twice, found, report = quantize(once, lanes=16)
+    once, _, _ = quantize(products(), order="vectors")
+    twice, found, report = quantize(once, order="vectors")
     assert_structural_equal(twice, once)
     assert found == report.stacked == []
 
 
 def test_survives_json():
-    after, _, _ = quantize(products(), lanes=16)
+    after, _, _ = quantize(products(), order="vectors")
     assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(after)), after)
 
 
@@ -274,7 +275,7 @@ class Branches:
 
 
 def test_branches_stay_apart():
-    _, _, report = quantize(Branches, lanes=16)
+    _, _, report = quantize(Branches, order="vectors")
     assert report.stacked == []
 
 

@@ -177,7 +177,7 @@ def test_a_build_has_one_kernel_for_q_k_and_v(rng, rows, activation):
     values = values_of(rng, mod)
     config = Config(quant=QuantSpec(group_size=32, activation=activation))
     bound = relax.transform.BindParams("main", values)(mod)
-    kernels, run = built(QuantizeMatmulWeights(config, lanes=16)(bound))
+    kernels, run = built(QuantizeMatmulWeights(config, order="vectors")(bound))
     (kernel,) = (k for k in kernels if "matmul" in k.name)
     assert kernel.family == "Matmul"
     x = rng.standard_normal((2, rows or 3, 64)).astype("float32")

@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from kernel_runs import target
 
-from tir_schedules.packing import deinterleave, unpack_nibbles
+from tir_schedules.packing import unpack_parts
 
 
 def scales(layout):
@@ -54,15 +54,14 @@ def random_weight(rng, layout):
 
 def product(codes, scale, parts, layout):
     """Exact integer sums of each group, then float64."""
-    weight = unpack_nibbles(deinterleave(parts[0], layout.n)).astype("int64")
-    zero = np.full((layout.n, layout.groups), 8)
-    if len(parts) == 3:
-        zero = unpack_nibbles(deinterleave(parts[2], layout.n))[:, : layout.groups].astype("int64")
-    shifted = weight.reshape(layout.n, layout.groups, layout.group_size) - zero[:, :, None]
+    weight, steps, zero = unpack_parts(parts, layout)
+    zero = np.full((layout.n, layout.groups), 8) if zero is None else zero.astype("int64")
+    groups = weight.astype("int64").reshape(layout.n, layout.groups, layout.group_size)
+    shifted = groups - zero[:, :, None]
     x = np.zeros((len(codes), layout.padded_k), "int64")
     x[:, : layout.k] = codes
     sums = np.einsum("ngk,mgk->mng", shifted, x.reshape(len(x), *shifted.shape[1:]))
-    steps = deinterleave(parts[1], layout.n).astype("float64")
+    steps = steps.astype("float64")
     x_steps = np.repeat(scale.astype("float64"), layout.groups // scale.shape[1], axis=1)
     terms = sums * steps * x_steps[:, None, :]
     return terms.sum(-1), np.abs(terms).sum(-1)

@@ -48,9 +48,9 @@ def test_float(rng, rows_of_n, name):
 def test_int4(rng, group_size, symmetric):
     spec = QuantSpec(group_size=group_size, symmetric=symmetric)
     for n, k in SIZES:
-        parts = pack(rng.standard_normal((n, k)).astype("float32"), spec, 16)
-        weight = unpack(parts, PackedLayout(n, k, spec, 16))
-        run = compile_kernel(int4_matmul(1, n, k, spec, "float32", 16))
+        parts = pack(rng.standard_normal((n, k)).astype("float32"), spec, "vectors")
+        weight = unpack(parts, PackedLayout(n, k, spec, "vectors"))
+        run = compile_kernel(int4_matmul(1, n, k, spec, "float32", "vectors"))
         x = rng.standard_normal((1, k)).astype("float32")
         assert_close(run(x, *parts, shape=(1, n)), x.astype("float64") @ weight.T, x, weight.T)
 
@@ -60,7 +60,7 @@ def test_weights_are_read_straight_from_memory():
     text = schedule(product(256, 512, "float32", rows_of_n=False)).script()
     assert "T.alloc_buffer(" not in text
     spec = QuantSpec(group_size=32)
-    text = schedule(int4_matmul(1, 256, 512, spec, "float32", 16)).script()
+    text = schedule(int4_matmul(1, 256, 512, spec, "float32", "vectors")).script()
     row, results = (f"T.alloc_buffer((T.int64(1), T.int64({width})))" for width in (512, 3 * 16))
     assert text.count("T.alloc_buffer(") == text.count(row) + text.count(results) == 2
 

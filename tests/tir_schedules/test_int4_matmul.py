@@ -23,6 +23,7 @@ from tvm.s_tir import dlight
 
 from sits_tvm.config import QuantSpec
 from tir_schedules.int4_matmul import int4_matmul, int4_take
+from tir_schedules.packed_order import ORDERS
 from tir_schedules.packing import PackedLayout, interleave, pack, pack_nibbles, unpack
 
 G32 = QuantSpec(group_size=32, symmetric=False)
@@ -37,9 +38,9 @@ def rng():
     return np.random.default_rng(0)
 
 
-def random_parts(rng, n, k, spec, lanes=16):
+def random_parts(rng, n, k, spec, order="vectors"):
     """Random bits everywhere, in the padding too, and scales of either sign."""
-    layout = PackedLayout(n, k, spec, lanes)
+    layout = PackedLayout(n, k, spec, order)
     codes, scale, *zero = layout.shapes
     parts = [
         rng.integers(0, 1 << 32, codes, dtype=np.uint32),
@@ -65,18 +66,18 @@ def compile_plain(func):
 @pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
 def test_one_kernel_serves_every_number_of_rows(rng, n, k, spec, dtype):
     parts, weight = random_parts(rng, n, k, spec)
-    run = compile_kernel(int4_matmul(None, n, k, spec, dtype, 16))
+    run = compile_kernel(int4_matmul(None, n, k, spec, dtype, "vectors"))
     for m in ROWS:
         x = rng.standard_normal((m, k)).astype(dtype)
         y = run(x, *parts, shape=(m, n), dtype=dtype)
         assert_close(y, x.astype("float64") @ weight.T.astype("float64"), x, weight.T)
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
-def test_right_without_a_schedule(rng, n, k, spec, lanes):
-    parts, weight = random_parts(rng, n, k, spec, lanes)
-    run = compile_plain(int4_matmul(None, n, k, spec, "float32", lanes))
+def test_right_without_a_schedule(rng, n, k, spec, order):
+    parts, weight = random_parts(rng, n, k, spec, order)
+    run = compile_plain(int4_matmul(None, n, k, spec, "float32", order))
     x = rng.standard_normal((3, k)).astype("float32")
     assert_close(run(x, *parts, shape=(3, n)), x.astype("float64") @ weight.T, x, weight.T)
 
@@ -85,7 +86,7 @@ def test_right_without_a_schedule(rng, n, k, spec, lanes):
 def test_other_cpus(rng, name):
     parts, weight = random_parts(rng, 40, 72, G64)
     for dtype in ("float32", "float16"):
-        run = compile_kernel(int4_matmul(None, 40, 72, G64, dtype, 16), name)
+        run = compile_kernel(int4_matmul(None, 40, 72, G64, dtype, "vectors"), name)
         for m in (1, 2, 17):
             x = rng.standard_normal((m, 72)).astype(dtype)
             y = run(x, *parts, shape=(m, 40), dtype=dtype)
@@ -100,7 +101,7 @@ def test_every_weight_is_where_it_belongs(rows):
     scale = np.exp2(-(np.arange(n) % 8))[:, None].repeat(3, 1).astype("float16")
     spec = QuantSpec(group_size=32)
     parts = interleave(pack_nibbles(code), 16), interleave(scale, 16)
-    run = compile_kernel(int4_matmul(rows, n, k, spec, "float32", 16))
+    run = compile_kernel(int4_matmul(rows, n, k, spec, "float32", "vectors"))
     expected = ((code - 8) * scale[:, :1].astype("float32")).T
     for start in range(0, k, rows):
         x = np.eye(k, dtype="float32")[start : start + rows]
@@ -116,7 +117,7 @@ def test_every_code_and_zero_point(rows):
     scale = np.full((16, 1), 2.0**-3, "float32")
     spec = QuantSpec(group_size=32, symmetric=False, scale_dtype="float32")
     parts = [interleave(part, 16) for part in (pack_nibbles(code), scale, pack_nibbles(zero))]
-    run = compile_kernel(int4_matmul(rows, 16, 32, spec, "float32", 16))
+    run = compile_kernel(int4_matmul(rows, 16, 32, spec, "float32", "vectors"))
     for column in range(16):
         x = np.zeros((rows, 32), "float32")
         x[:, column] = 1
@@ -127,9 +128,9 @@ def test_every_code_and_zero_point(rows):
 def test_weights_from_packing(rng):
     """`pack`, then the kernel, is the matmul with the weights that `unpack` gives back."""
     weight = rng.standard_normal((40, 72)).astype("float32")
-    parts = pack(weight, G64, 16)
-    restored = unpack(parts, PackedLayout(40, 72, G64, 16))
-    run = compile_kernel(int4_matmul(None, 40, 72, G64, "float32", 16))
+    parts = pack(weight, G64, "vectors")
+    restored = unpack(parts, PackedLayout(40, 72, G64, "vectors"))
+    run = compile_kernel(int4_matmul(None, 40, 72, G64, "float32", "vectors"))
     for m in (1, 4):
         x = rng.standard_normal((m, 72)).astype("float32")
         assert_close(run(x, *parts, shape=(m, 40)), x.astype("float64") @ restored.T, x, restored.T)
@@ -145,7 +146,7 @@ def test_epilogue_joins_the_kernel(rng):
     types += [relax.TensorType(list(part.shape), str(part.dtype)) for part in parts]
     types += [relax.TensorType([n], "float32")]
     arguments = [relax.Var(f"a{i}", ty) for i, ty in enumerate(types)]
-    kernel = int4_matmul(None, n, k, G64, "float32", 16).with_attr("op_pattern", 4)
+    kernel = int4_matmul(None, n, k, G64, "float32", "vectors").with_attr("op_pattern", 4)
     kernel = kernel.without_attr("global_symbol")
     with builder.function("main", arguments):
         with builder.dataflow():
@@ -170,23 +171,33 @@ def test_epilogue_joins_the_kernel(rng):
 
 def test_no_whole_weight_in_memory():
     """Scratch memory is a panel of 2^18 elements at most, not the 2^22 of the weight."""
-    text = schedule(int4_matmul(None, 1024, 4096, G128, "float32", 16)).script()
+    text = schedule(int4_matmul(None, 1024, 4096, G128, "float32", "vectors")).script()
     shapes = re.findall(r"alloc_buffer\(\(([^=\n]*?),?\)[,)]", text)
     sizes = [np.prod([int(e) for e in re.findall(r"T\.int64\((\d+)\)", shape)]) for shape in shapes]
     assert sizes
     assert max(sizes) <= 1 << 18
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
-def test_take(rng, n, k, spec, dtype, lanes):
-    parts, weight = random_parts(rng, n, k, spec, lanes)
+def test_take(rng, n, k, spec, dtype, order):
+    parts, weight = random_parts(rng, n, k, spec, order)
     for index_dtype in ("int32", "int64"):
-        run = compile_plain(int4_take(None, n, k, spec, dtype, lanes, index_dtype))
+        run = compile_plain(int4_take(None, n, k, spec, dtype, order, index_dtype))
         ids = rng.integers(0, n, 9).astype(index_dtype)
         taken = run(ids, *parts, shape=(9, k), dtype=dtype)
         np.testing.assert_array_equal(taken, weight[ids].astype(dtype))
+
+
+def test_take_of_a_table_for_int8_activations(rng):
+    """A table tied to a head that multiplies INT8 activations lies in the order of their bytes."""
+    spec = QuantSpec(group_size=32, symmetric=False, activation="int8")
+    parts, weight = random_parts(rng, 40, 72, spec, "fragments")
+    run = compile_plain(int4_take(None, 40, 72, spec, "float32", "fragments"))
+    ids = rng.integers(-3, 43, 30)
+    expected = np.where(((ids >= 0) & (ids < 40))[:, None], weight[ids % 40], np.nan)
+    np.testing.assert_array_equal(run(ids, *parts, shape=(30, 72)), expected)
 
 
 RULES_OF_DLIGHT = (
@@ -231,7 +242,7 @@ def test_compiles_for_cuda_through_dlight(tmp_path, n, k, spec, rows, dtype):
         },
         host={"kind": "llvm"},
     )
-    module = tvm.IRModule({"main": int4_matmul(rows, n, k, spec, dtype, 1)})
+    module = tvm.IRModule({"main": int4_matmul(rows, n, k, spec, dtype, "fragments")})
     with cuda:
         scheduled = dlight.ApplyDefaultSchedule(*RULES_OF_DLIGHT)(module)
         source = tvm.compile(scheduled, target=cuda).mod.imports[0].inspect_source()

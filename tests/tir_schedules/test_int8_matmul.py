@@ -1,5 +1,7 @@
 """INT8 activations times INT4 weights against exact integer sums, unscheduled and scheduled."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -21,6 +23,7 @@ from kernel_runs import ROWS, TARGETS, target
 from sits_tvm.config import QuantSpec
 from tir_schedules.int8_matmul import int8_matmul, quantize_activation
 from tir_schedules.matmul import Matmul
+from tir_schedules.packed_order import ORDERS
 from tir_schedules.packing import PackedLayout
 from tir_schedules.quantize_activation import QuantizeActivation
 
@@ -57,7 +60,7 @@ def assert_rounded(y, expected, bound):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
 def test_product(rng, n, k, spec, dtype, rule):
-    layout = PackedLayout(n, k, spec, 16)
+    layout = PackedLayout(n, k, spec, "vectors")
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(None, layout, dtype), rule, "host")
     for m in ROWS:
@@ -66,9 +69,20 @@ def test_product(rng, n, k, spec, dtype, rule):
         assert_rounded(y, *product(codes, scale, parts, layout))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
+def test_product_in_every_order(rng, n, k, spec, order):
+    layout = PackedLayout(n, k, replace(spec, activation="int8"), order)
+    parts = random_weight(rng, layout)
+    kernel = build(int8_matmul(None, layout, "float32"), None, "host")
+    codes, scale = quantized(rng.standard_normal((3, k)).astype("float32"), layout)
+    y = run_product(kernel, codes, scale, parts, layout)
+    assert_rounded(y, *product(codes, scale, parts, layout))
+
+
 @pytest.mark.parametrize("name", RUNS_HERE)
 def test_every_instruction_agrees(rng, name):
-    layout = PackedLayout(40, 72, G32, 16)
+    layout = PackedLayout(40, 72, G32, "vectors")
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(None, layout, "float32"), Matmul(), name)
     for m in (1, 3, 40):
@@ -91,7 +105,7 @@ def test_every_instruction_agrees(rng, name):
     ],
 )
 def test_instructions_are_those_of_the_target(name, instruction, absent):
-    layout = PackedLayout(32, 64, G32, 16)
+    layout = PackedLayout(32, 64, G32, "vectors")
     scheduled = Matmul().apply(int8_matmul(None, layout, "float32"), target(name), False)
     assembly = tvm.compile(scheduled.mod, target=target(name)).mod.inspect_source("asm")
     assert instruction in assembly
@@ -101,7 +115,7 @@ def test_instructions_are_those_of_the_target(name, instruction, absent):
 @pytest.mark.parametrize("rows", [1, 4, 40])
 def test_extremes_do_not_saturate(rows):
     """The largest sum: codes 15 and activations 127 throughout, over a whole channel."""
-    layout = PackedLayout(16, 28672, QuantSpec(group_size=-1, scale_dtype="float32"), 16)
+    layout = PackedLayout(16, 28672, QuantSpec(group_size=-1, scale_dtype="float32"), "vectors")
     parts = [np.full(layout.shapes[0], 0xFFFFFFFF, "uint32"), np.ones(layout.shapes[1], "float32")]
     kernel = build(int8_matmul(rows, layout, "float32"), Matmul(), "host")
     for sign in (1, -1):
@@ -114,7 +128,7 @@ def test_extremes_do_not_saturate(rows):
 @pytest.mark.parametrize("name", RUNS_HERE)
 def test_every_code_meets_its_activation(rows, name):
     """One-hot rows read single weights of a ramp: no element is moved, no nibble confused."""
-    layout = PackedLayout(32, 64, QuantSpec(group_size=32), 16)
+    layout = PackedLayout(32, 64, QuantSpec(group_size=32), "vectors")
     code = (np.arange(64)[None, :] + 3 * np.arange(32)[:, None]) % 16
     words = (code.reshape(32, 8, 8).astype("uint32") << (4 * np.arange(8, dtype="uint32"))).sum(-1)
     parts = [
@@ -139,7 +153,7 @@ def test_every_code_meets_its_activation(rows, name):
     seed=st.integers(0, 1 << 30),
 )
 def test_any_shape(m, n, k, group, symmetric, seed):
-    layout = PackedLayout(n, k, QuantSpec(group_size=group, symmetric=symmetric), 16)
+    layout = PackedLayout(n, k, QuantSpec(group_size=group, symmetric=symmetric), "vectors")
     rng = np.random.default_rng(seed)
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(m, layout, "float32"), Matmul(), "host")
@@ -155,7 +169,7 @@ def test_any_shape(m, n, k, group, symmetric, seed):
     [(72, 32), (37, -1), (5, 32), (128, -1), (640, 128), (640, 32), (300, 32)],
 )
 def test_quantize_activation(rng, k, group, dtype, rule):
-    layout = PackedLayout(16, k, QuantSpec(group_size=group), 16)
+    layout = PackedLayout(16, k, QuantSpec(group_size=group), "vectors")
     kernel = build(quantize_activation((None, None), k, layout.group_size, dtype), rule, "host")
     for axes in [(1, 1), (2, 3), (0, 4)]:
         x = rng.standard_normal((*axes, k)) * 10 ** rng.uniform(-2, 2, (*axes, 1))

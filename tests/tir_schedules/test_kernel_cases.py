@@ -18,11 +18,11 @@ from tir_schedules.matmul import Matmul
 from tir_schedules.packing import PackedLayout, unpack
 from tir_schedules.quantize_activation import QuantizeActivation
 
-LANES = 16
+ORDER = "vectors"
 
 
 def w4a16(layout, rows, dtype="float32"):
-    kernel = compile_kernel(int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.lanes))
+    kernel = compile_kernel(int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.order))
     return lambda x, parts: kernel(x, *parts, shape=(rows, layout.n), dtype=dtype)
 
 
@@ -45,7 +45,7 @@ def w4a8(layout, rows, dtype="float32"):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("k", "group_size"), [(4304, 32), (10944, 128)])
 def test_the_last_column_counts(k, group_size, rows, family):
-    layout = PackedLayout(64, k, QuantSpec(group_size=group_size), LANES)
+    layout = PackedLayout(64, k, QuantSpec(group_size=group_size), ORDER)
     parts = random_weight(np.random.default_rng(0), layout)
     x = np.zeros((rows, k), "float32")
     x[-1, -1] = 1
@@ -59,7 +59,7 @@ def test_the_last_column_counts(k, group_size, rows, family):
 @pytest.mark.parametrize("k", [128, 256, 384, 16512, 28672])
 def test_every_group_has_its_own_scale(k, rows, family):
     """The scale of group j is 2^-(j mod 8) and all weights are one step: sums in closed form."""
-    layout = PackedLayout(16, k, QuantSpec(group_size=128), LANES)
+    layout = PackedLayout(16, k, QuantSpec(group_size=128), ORDER)
     scales = np.exp2(-(np.arange(layout.groups) % 8))
     codes = np.full(layout.shapes[0], 0x99999999, "uint32")
     scale = np.broadcast_to(scales[None, :, None], layout.shapes[1]).astype("float16")
@@ -71,7 +71,7 @@ def test_every_group_has_its_own_scale(k, rows, family):
 @pytest.mark.parametrize("rows", [1, 40])
 def test_sums_beyond_float16_do_not_overflow(rows, family):
     """4096 products of 200 and 7 are 5.7 million; scaled by 2^-8 they fit float16 again."""
-    layout = PackedLayout(16, 4096, QuantSpec(group_size=128), LANES)
+    layout = PackedLayout(16, 4096, QuantSpec(group_size=128), ORDER)
     codes = np.full(layout.shapes[0], 0xFFFFFFFF, "uint32")
     scale = np.full(layout.shapes[1], 2.0**-8, "float16")
     x = np.full((rows, 4096), 200, "float16")
@@ -82,7 +82,7 @@ def test_sums_beyond_float16_do_not_overflow(rows, family):
 @pytest.mark.parametrize("rows", [1, 40])
 def test_w4a8_runs_on_integers(rows):
     """Beside 1000, an activation of 3 is less than half a step of int8, so that it counts as 0."""
-    layout = PackedLayout(16, 32, QuantSpec(group_size=32), LANES)
+    layout = PackedLayout(16, 32, QuantSpec(group_size=32), ORDER)
     parts = [np.full(layout.shapes[0], 0x99999999, "uint32"), np.ones(layout.shapes[1], "float16")]
     x = np.full((rows, 32), 3, "float32")
     x[:, 0] = 1000
@@ -94,7 +94,7 @@ def test_w4a8_runs_on_integers(rows):
 @pytest.mark.parametrize("n", [2048, 1000])
 def test_one_row_reads_every_channel(n, family):
     """More channels than a core reads at once, so that each stream takes several steps."""
-    layout = PackedLayout(n, 32, QuantSpec(group_size=32), LANES)
+    layout = PackedLayout(n, 32, QuantSpec(group_size=32), ORDER)
     parts = random_weight(np.random.default_rng(0), layout)
     x = np.zeros((1, 32), "float32")
     x[0, 5] = 1
@@ -113,7 +113,7 @@ def test_one_row_reads_every_channel(n, family):
     seed=st.integers(0, 1 << 30),
 )
 def test_w4a16_of_any_shape(rows, n, k, group_size, symmetric, dtype, seed):
-    layout = PackedLayout(n, k, QuantSpec(group_size=group_size, symmetric=symmetric), LANES)
+    layout = PackedLayout(n, k, QuantSpec(group_size=group_size, symmetric=symmetric), ORDER)
     rng = np.random.default_rng(seed)
     parts = random_weight(rng, layout)
     x = rng.standard_normal((rows, k)).astype(dtype)

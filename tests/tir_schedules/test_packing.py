@@ -7,9 +7,12 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sits_tvm import QuantSpec
-from tir_schedules.packing import PackedLayout, pack, quantize, unpack
+from tir_schedules.packed_order import ORDERS
+from tir_schedules.packing import PackedLayout, pack, quantize, unpack, unpack_parts
 
 SHAPES = [(16, 128), (5, 300), (33, 72), (3, 17), (1, 1)]
 SPECS = [
@@ -40,11 +43,11 @@ def reference(weight: np.ndarray, spec: QuantSpec) -> np.ndarray:
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("lanes", [1, 16])
-def test_matches_scalar_reference(rng, spec, shape, lanes):
+@pytest.mark.parametrize("order", ORDERS)
+def test_matches_scalar_reference(rng, spec, shape, order):
     weight = (rng.standard_normal(shape) * 0.02).astype("float32")
-    layout = PackedLayout(*shape, spec, lanes)
-    parts = pack(weight, spec, lanes)
+    layout = PackedLayout(*shape, spec, order)
+    parts = pack(weight, spec, order)
     assert tuple(part.shape for part in parts) == layout.shapes
     assert tuple(str(part.dtype) for part in parts) == layout.dtypes
     assert sum(part.nbytes for part in parts) == layout.nbytes
@@ -65,11 +68,41 @@ def test_nibble_order_by_hand():
     ]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 70),
+    k=st.integers(1, 300),
+    group=st.sampled_from([32, 64, 128, -1]),
+    symmetric=st.booleans(),
+    activation=st.sampled_from([None, "int8"]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_every_order_holds_the_same_weight(n, k, group, symmetric, activation, seed):
+    spec = QuantSpec(group_size=group, symmetric=symmetric, activation=activation)
+    weight = np.random.default_rng(seed).standard_normal((n, k)).astype("float32")
+    quantized = quantize(weight, spec)
+    for order in ORDERS:
+        layout, parts = PackedLayout(n, k, spec, order), pack(weight, spec, order)
+        assert tuple(part.shape for part in parts) == layout.shapes
+        for got, expected in zip(unpack_parts(parts, layout), quantized, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_a_weight_of_many_chunks_is_put_together():
+    """2^20 elements are packed at a time: chunks of 16 rows here."""
+    spec = QuantSpec(group_size=32, symmetric=False)
+    weight = np.random.default_rng(2).standard_normal((50, 40000)).astype("float32")
+    for order in ORDERS:
+        restored = unpack_parts(pack(weight, spec, order), PackedLayout(50, 40000, spec, order))
+        for got, expected in zip(restored, quantize(weight, spec), strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
 def test_lanes_interleave_output_channels():
     spec = QuantSpec(group_size=32)
     weight = np.random.default_rng(1).standard_normal((32, 64)).astype("float32")
-    plain, lanes = pack(weight, spec, 1), pack(weight, spec, 16)
-    for one, many in zip(plain, lanes, strict=True):
+    plain, vectors = pack(weight, spec, "rows"), pack(weight, spec, "vectors")
+    for one, many in zip(plain, vectors, strict=True):
         for row, column in itertools.product(range(32), range(one.shape[1])):
             assert many[row // 16, column, row % 16] == one[row, column, 0]
 
@@ -142,11 +175,12 @@ def test_short_last_group_ignores_padding():
     np.testing.assert_array_equal(scale, np.float16([[1 / 7, 0.5 / 7]]))
 
 
-def test_memory_stays_below_twice_the_weight():
+@pytest.mark.parametrize("order", ORDERS)
+def test_memory_stays_below_twice_the_weight(order):
     """The parts and what it takes to make them, beside a layer of 14336 x 4096."""
     weight = np.ones((14336, 4096), "float16")
     tracemalloc.start()
-    parts = pack(weight, QuantSpec(group_size=32, symmetric=False), 16)
+    parts = pack(weight, QuantSpec(group_size=32, symmetric=False), order)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(part.nbytes for part in parts) < peak < weight.nbytes

@@ -11,16 +11,22 @@ from tir_schedules.packing import PackedLayout, pack
 from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
 CASES = [
-    (shape, QuantSpec(bits=bits, group_size=g, symmetric=s, scale_method=m), lanes, dtype)
-    for bits, shape, g, s, m, lanes, dtype in [
-        (4, (33, 72), 32, True, "absmax", 16, "float32"),
-        (4, (33, 72), 32, False, "absmax", 16, "float16"),
-        (4, (16, 256), 128, False, "mse", 16, "float32"),
-        (4, (16, 256), 64, True, "mse", 1, "float16"),
-        (3, (33, 72), 32, True, "mse", 16, "float32"),
-        (2, (33, 72), 32, False, "absmax", 1, "float32"),
-        (4, (5, 100), -1, False, "absmax", 1, "float32"),
+    (shape, QuantSpec(bits=bits, group_size=g, symmetric=s, scale_method=m), order, dtype)
+    for bits, shape, g, s, m, order, dtype in [
+        (4, (33, 72), 32, True, "absmax", "vectors", "float32"),
+        (4, (33, 72), 32, False, "absmax", "vectors", "float16"),
+        (4, (16, 256), 128, False, "mse", "vectors", "float32"),
+        (4, (16, 256), 64, True, "mse", "rows", "float16"),
+        (3, (33, 72), 32, True, "mse", "vectors", "float32"),
+        (2, (33, 72), 32, False, "absmax", "rows", "float32"),
+        (4, (5, 100), -1, False, "absmax", "rows", "float32"),
+        (4, (33, 72), 32, False, "absmax", "fragments", "float16"),
+        (3, (33, 100), -1, True, "mse", "fragments", "float32"),
     ]
+]
+CASES += [
+    (shape, QuantSpec(group_size=g, symmetric=s, activation="int8"), "fragments", dtype)
+    for shape, g, s, dtype in [((33, 72), 32, False, "float32"), ((20, 200), -1, True, "float16")]
 ]
 
 
@@ -30,9 +36,9 @@ def run(kernel, *arrays):
     return [tensor.numpy() for tensor in tensors]
 
 
-@pytest.mark.parametrize(("shape", "spec", "lanes", "dtype"), CASES, ids=str)
-def test_same_bits(rng, shape, spec, lanes, dtype):
-    layout = PackedLayout(*shape, spec, lanes)
+@pytest.mark.parametrize(("shape", "spec", "order", "dtype"), CASES, ids=str)
+def test_same_bits(rng, shape, spec, order, dtype):
+    layout = PackedLayout(*shape, spec, order)
     weight = (rng.standard_normal(shape) * 0.02).astype(dtype)
     weight[3] = 0
     weight[4] *= 1e-3
@@ -44,5 +50,5 @@ def test_same_bits(rng, shape, spec, lanes, dtype):
     got = [codes, scale]
     if not spec.symmetric:
         got += run(pack_zero_points(layout), zero, blank[2])[-1:]
-    for ours, expected in itertools.zip_longest(got, pack(weight, spec, lanes)):
+    for ours, expected in itertools.zip_longest(got, pack(weight, spec, order)):
         np.testing.assert_array_equal(ours, expected)

@@ -162,7 +162,7 @@ def assert_right(y, workload, inputs):
     """Against float64, whatever the order of the bytes of a word of INT8 codes."""
     spec = QuantSpec(group_size=workload.group_size, symmetric=workload.symmetric)
     x, parts = inputs[0], inputs[3 if workload.dtype == "int8" else 1 :]
-    weight = unpack(parts, PackedLayout(workload.n, workload.k, spec, 16)).astype("float64")
+    weight = unpack(parts, PackedLayout(workload.n, workload.k, spec, "vectors")).astype("float64")
     if workload.dtype == "int8":
         words, scale = inputs[:2]
         in_order = words.view("int8").reshape(len(words), -1, 2, 4).swapaxes(2, 3)

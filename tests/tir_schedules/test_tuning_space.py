@@ -21,11 +21,11 @@ from tir_schedules.packing import PackedLayout, pack, unpack
 from tir_schedules.tuning_space import ATTRIBUTE, sampled, with_parameters
 
 SPEC = QuantSpec(group_size=32)
-LAYOUT = PackedLayout(100, 70, SPEC, 16)
+LAYOUT = PackedLayout(100, 70, SPEC, "vectors")
 
 
 def matmul(rows, n=100, k=70):
-    return int4_matmul(rows, n, k, SPEC, "float32", 16)
+    return int4_matmul(rows, n, k, SPEC, "float32", "vectors")
 
 
 def corners(space):
@@ -51,7 +51,7 @@ def check_corners(name, plain, rows, run, every=1):
 @pytest.mark.parametrize("name", ["host", "haswell", "generic"])
 def test_every_corner_of_the_space_computes_the_same(rng, name):
     x = rng.standard_normal((37, 70)).astype("float32")
-    parts = pack(rng.standard_normal((100, 70)).astype("float32"), SPEC, 16)
+    parts = pack(rng.standard_normal((100, 70)).astype("float32"), SPEC, "vectors")
     weight = unpack(parts, LAYOUT)
 
     def run(kernel, m):

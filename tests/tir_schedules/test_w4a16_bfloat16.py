@@ -13,6 +13,7 @@ from sits_tvm.config import QuantSpec
 from tir_schedules import ComputeBfloat16
 from tir_schedules.int4_matmul import int4_matmul, int4_take
 from tir_schedules.matmul import Matmul
+from tir_schedules.packed_order import ORDERS
 from tir_schedules.packing import interleave, pack_nibbles
 
 TARGETS |= {"znver4": "llvm -mcpu=znver4", "icelake": "llvm -mcpu=icelake-server"}
@@ -53,7 +54,7 @@ def check(y, x, weight):
 @pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
 def test_one_kernel_serves_every_number_of_rows(rng, n, k, spec, name):
     parts, weight = random_parts(rng, n, k, spec)
-    run = compile_kernel(int4_matmul(None, n, k, spec, "bfloat16", 16), name)
+    run = compile_kernel(int4_matmul(None, n, k, spec, "bfloat16", "vectors"), name)
     for m in ROWS:
         x = rng.standard_normal((m, k)).astype(BF16)
         check(run(x, *parts, shape=(m, n)), x, weight)
@@ -63,7 +64,7 @@ def test_one_kernel_serves_every_number_of_rows(rng, n, k, spec, name):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_wider_activations_are_rounded(rng, dtype, name):
     parts, weight = random_parts(rng, 40, 72, ROUNDED)
-    run = compile_kernel(int4_matmul(None, 40, 72, ROUNDED, dtype, 16), name)
+    run = compile_kernel(int4_matmul(None, 40, 72, ROUNDED, dtype, "vectors"), name)
     for m in (1, 2, 40):
         x = rng.standard_normal((m, 72)).astype(dtype)
         check(run(x, *parts, shape=(m, 40), dtype=dtype), x.astype(BF16), weight)
@@ -78,7 +79,7 @@ def test_every_code_and_zero_point(rows, name):
     scale = np.full((16, 2), 2.0**-3, "float32")
     spec = QuantSpec(group_size=32, symmetric=False, scale_dtype="float32")
     parts = [interleave(part, 16) for part in (pack_nibbles(code), scale, pack_nibbles(zero))]
-    run = compile_kernel(int4_matmul(rows, 16, 64, spec, "bfloat16", 16), name)
+    run = compile_kernel(int4_matmul(rows, 16, 64, spec, "bfloat16", "vectors"), name)
     weight = (code - zero.repeat(32, 1)) / 8
     for start in range(0, 64, rows):
         eye = np.eye(64)[start : start + rows]
@@ -92,7 +93,7 @@ def test_what_is_not_finite_is_not_hidden(rng, rows):
     """Denormal activations count as themselves or as zero; infinity and NaN pass."""
     parts, weight = random_parts(rng, 40, 72, ROUNDED)
     x = np.full((rows, 72), 1e-39, BF16)
-    run = compile_kernel(int4_matmul(rows, 40, 72, ROUNDED, "bfloat16", 16))
+    run = compile_kernel(int4_matmul(rows, 40, 72, ROUNDED, "bfloat16", "vectors"))
     y = run(x, *parts, shape=(rows, 40))
     assert (np.abs(y.astype("float64")) <= 1.01 * np.abs(x.astype("float64") @ weight.T)).all()
     for bad in (np.inf, -np.inf, np.nan):
@@ -101,7 +102,7 @@ def test_what_is_not_finite_is_not_hidden(rng, rows):
 
 
 def test_the_instruction_is_there_only_where_the_target_has_it():
-    func = int4_matmul(None, 32, 64, ROUNDED, "float32", 16)
+    func = int4_matmul(None, 32, 64, ROUNDED, "float32", "vectors")
     for name, has in (("znver4", True), ("icelake", False), ("haswell", False)):
         mod = ComputeBfloat16()(Matmul().apply(func, target(name), False).mod)
         assembly = tvm.compile(mod, target=target(name)).mod.inspect_source("asm")
@@ -122,14 +123,14 @@ def test_any_shape(m, n, k, group, symmetric, seed):
     spec = QuantSpec(group_size=group, symmetric=symmetric)
     rng = np.random.default_rng(seed)
     parts, weight = random_parts(rng, n, k, spec)
-    run = compile_kernel(int4_matmul(m, n, k, spec, "bfloat16", 16))
+    run = compile_kernel(int4_matmul(m, n, k, spec, "bfloat16", "vectors"))
     x = rng.standard_normal((m, k)).astype(BF16)
     check(run(x, *parts, shape=(m, n)), x, weight)
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
-def test_take(rng, lanes):
-    parts, weight = random_parts(rng, 50, 37, PER_CHANNEL, lanes)
-    run = compile_kernel(int4_take(None, 50, 37, PER_CHANNEL, "bfloat16", lanes), rule=False)
+@pytest.mark.parametrize("order", ORDERS)
+def test_take(rng, order):
+    parts, weight = random_parts(rng, 50, 37, PER_CHANNEL, order)
+    run = compile_kernel(int4_take(None, 50, 37, PER_CHANNEL, "bfloat16", order), rule=False)
     ids = rng.integers(0, 50, 9)
     np.testing.assert_array_equal(run(ids, *parts, shape=(9, 37)), weight[ids].astype(BF16))
