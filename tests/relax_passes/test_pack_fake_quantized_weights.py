@@ -78,11 +78,12 @@ def test_parts_stand_for_what_fake_quantize_returns(rng, attrs, scale_shape, zer
     np.testing.assert_array_equal(unpack(parts, layout), want)
 
 
+@pytest.mark.parametrize("order", ["vectors", "fragments"])
 @pytest.mark.parametrize("turn", [True, False], ids=["nk", "kn"])
 @pytest.mark.parametrize(("attrs", "scale_shape", "zero"), CASES[4::4], ids=str)
-def test_transform_function_computes_the_same_parts(rng, attrs, scale_shape, zero, turn):
+def test_transform_function_computes_the_same_parts(rng, attrs, scale_shape, zero, turn, order):
     mod, params, want = draw(rng, attrs, scale_shape, zero, turn)
-    after, _, _ = pack(mod, order="vectors")
+    after, _, _ = pack(mod, order)
     layout = layout_in(codes_call(after["main"]))
     parts = computed_parts(after, params.values())
     np.testing.assert_array_equal(unpack(parts, layout), want)
