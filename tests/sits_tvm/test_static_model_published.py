@@ -11,6 +11,7 @@ from small_modules import one_function
 from tvm import relax
 
 import sits_tvm
+from relax_passes import QuantizeMatmulWeights
 from sits_tvm import Config, QuantSpec
 from sits_tvm._nvcc import compile_text, find_toolkit
 from sits_tvm._sass import disassemble
@@ -85,14 +86,18 @@ def test_issue_load_of_memory_time_is_that_of_the_survey():
 
 
 def dlight_gemv():
-    """W4A16 g128 of one row, N = K = 4096, by dlight's GEMV rule: machine code and launch."""
+    """W4A16 g128 of one row, N = K = 4096, by dlight's GEMV rule: machine code and launch.
+
+    The rule takes weights in rows, not the fragments that a build for sm_90 packs.
+    """
     mod = one_function(
         lambda bb, x, w: relax.op.matmul(x, bb.emit(relax.op.permute_dims(w))),
         relax.TensorType((1, 4096), "float16"),
         relax.TensorType((4096, 4096), "float16"),
         num_input=1,
     )
-    executable = sits_tvm.build(mod, "cuda -arch=sm_90", config=Config(quant=QuantSpec()))
+    in_rows = QuantizeMatmulWeights(Config(quant=QuantSpec()), order="rows")(mod)
+    executable = sits_tvm.build(in_rows, "cuda -arch=sm_90")
     (row,) = [row for row in executable.report.kernels if "int4_matmul" in row.name]
     assert row.family == "dlight.GEMV"
     (source,) = cuda_sources(executable)
