@@ -1,25 +1,14 @@
 """The static model explains what others found on devices, and puts a GEMV of dlight behind them."""
 
-import math
-import tempfile
-from pathlib import Path
-
 import pytest
 from cuda_sources import needs_nvcc
+from dlight_gemv import dlight_gemv
 from int4_yardsticks import YARDSTICKS, yardstick_demand, yardstick_launch
-from small_modules import one_function
-from tvm import relax
 
-import sits_tvm
-from relax_passes import QuantizeMatmulWeights
-from sits_tvm import Config, QuantSpec
-from sits_tvm._nvcc import compile_text, find_toolkit
-from sits_tvm._sass import disassemble
 from sits_tvm._sass_loops import times_executed
 from sits_tvm._sass_pipes import demand, opcode_counts
-from sits_tvm.device_code import cuda_sources
 from sits_tvm.tuning.static_constants import A100, H100, H200
-from sits_tvm.tuning.static_model import KernelLaunch, estimate, is_tie
+from sits_tvm.tuning.static_model import estimate, is_tie
 from sits_tvm.tuning.static_rejections import rejections
 
 SHAPES = [(6144, 4096), (28672, 4096), (10240, 8192), (57344, 8192)]
@@ -83,36 +72,6 @@ def test_issue_load_of_memory_time_is_that_of_the_survey():
             launch = yardstick_launch(stick, n_k // 4096, 4096, 0, blocks)
             found = estimate(yardstick_demand(stick, weights, device.arch), launch, device).terms
             assert 100 * found["issue"] / found["hbm"] == pytest.approx(share, abs=1.5)
-
-
-def dlight_gemv():
-    """W4A16 g128 of one row, N = K = 4096, by dlight's GEMV rule: machine code and launch.
-
-    The rule takes weights in rows, not the fragments that a build for sm_90 packs.
-    """
-    mod = one_function(
-        lambda bb, x, w: relax.op.matmul(x, bb.emit(relax.op.permute_dims(w))),
-        relax.TensorType((1, 4096), "float16"),
-        relax.TensorType((4096, 4096), "float16"),
-        num_input=1,
-    )
-    in_rows = QuantizeMatmulWeights(Config(quant=QuantSpec()), order="rows")(mod)
-    executable = sits_tvm.build(in_rows, "cuda -arch=sm_90")
-    (row,) = [row for row in executable.report.kernels if "int4_matmul" in row.name]
-    assert row.family == "dlight.GEMV"
-    (source,) = cuda_sources(executable)
-    tools = find_toolkit()
-    with tempfile.TemporaryDirectory() as folder:
-        cubin, _ = compile_text(tools, "sm_90", source, Path(folder))
-        code = disassemble(tools.nvdisasm, cubin)[row.name]
-    launch = KernelLaunch(
-        blocks=math.prod(map(int, row.grid)),
-        threads=math.prod(map(int, row.block)),
-        registers=row.registers,
-        shared=row.static_smem + row.dynamic_smem,
-        hbm_bytes=4096 * (4096 // 2 + 4096 // 128 * 2 + 2 * 2),
-    )
-    return code, launch
 
 
 @needs_nvcc
