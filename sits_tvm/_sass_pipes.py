@@ -74,15 +74,18 @@ _LANES: dict[str, dict[str, dict[str, int]]] = {
         "uniform": {},  # [OURS] for issue only
     },
 }
+MEMORY_BYTES = 128
+"""Per clock and SM of L1 and shared memory: 32 banks of 4 bytes [BPG]."""
+
 _ISSUE = 128  # lanes: 4 warp instructions per clock and SM [WP]
-_MEMORY_BYTES = 128  # per clock and SM of L1 and shared memory: 32 banks of 4 bytes [BPG]
 # Dense multiply-adds per clock and SM [WP]. FP8 and INT8 are equal.
 _MULTIPLY_ADDS = {
     "sm_80": {"tf32": 512, "16-bit": 1024, "8-bit": 2048, "4-bit": 4096},
     "sm_90": {"tf32": 1024, "16-bit": 2048, "8-bit": 4096},
 }
 _MMA_SYNC = {"sm_80": 1.0, "sm_90": 0.75}  # share of that rate [VLLM]
-_GLOBAL_LOADS = ("LDG", "LDGSTS", "LD")
+_GLOBAL_LOADS = ("LDG", "LD")
+_COPIES = ("LDGSTS",)
 _GLOBAL_STORES = ("STG", "ST", "RED", "REDG", "ATOM", "ATOMG")
 _DTYPES = {"HMMA": "16-bit", "HGMMA": "16-bit", "IMMA": "8-bit", "IGMMA": "8-bit", "QGMMA": "8-bit"}
 
@@ -98,9 +101,9 @@ class Demand:
     cycles : dict of str to float
         By pipe: clocks that the SM would need for one warp if it had nothing else to do. "issue"
         is the schedulers, "lsu" the load/store units by instruction, "l1" the data of L1 and shared
-        memory, without bank conflicts and broadcasts.
-    loaded, stored : int
-        Bytes of global memory, of all lanes.
+        memory, without bank conflicts and broadcasts, and without asynchronous copies.
+    loaded, copied, stored : int
+        Bytes of global memory, of all lanes; `copied` asynchronously to shared memory.
     unknown : dict of str to int
         Opcodes that no pipe is known for, counted for "issue" only.
     """
@@ -108,6 +111,7 @@ class Demand:
     instructions: int
     cycles: dict[str, float]
     loaded: int
+    copied: int
     stored: int
     unknown: dict[str, int]
 
@@ -132,9 +136,14 @@ def demand(opcodes: Mapping[str, int], arch: str) -> Demand:
             unknown[opcode] = times
         for pipe, clocks in (spent or {}).items():
             cycles[pipe] += times * clocks
-    loaded = sum(n * WARP * width(x) for x, n in opcodes.items() if _is(x, _GLOBAL_LOADS))
-    stored = sum(n * WARP * width(x) for x, n in opcodes.items() if _is(x, _GLOBAL_STORES))
-    return Demand(sum(opcodes.values()), dict(cycles), loaded, stored, unknown)
+    return Demand(
+        instructions=sum(opcodes.values()),
+        cycles=dict(cycles),
+        loaded=_bytes(opcodes, _GLOBAL_LOADS),
+        copied=_bytes(opcodes, _COPIES),
+        stored=_bytes(opcodes, _GLOBAL_STORES),
+        unknown=unknown,
+    )
 
 
 def opcode_counts(instructions: Sequence[Instruction], times: Sequence[int]) -> dict[str, int]:
@@ -172,8 +181,8 @@ def _cycles(opcode: str, arch: str) -> dict[str, float] | None:
     if family not in _KIND:
         return None
     spent = {pipe: WARP / lanes for pipe, lanes in _LANES[arch][_KIND[family]].items()}
-    if _KIND[family] == "memory":
-        spent["l1"] = WARP * max(width(opcode), 4) / _MEMORY_BYTES
+    if _KIND[family] == "memory" and family not in _COPIES:
+        spent["l1"] = WARP * max(width(opcode), 4) / MEMORY_BYTES
     return spent
 
 
@@ -189,5 +198,10 @@ def _tensor_cycles(opcode: str, family: str, arch: str) -> dict[str, float] | No
     return {"tensor": products / rate / (_MMA_SYNC[arch] if "GMMA" not in family else 1.0)}
 
 
-def _is(opcode: str, families: Sequence[str]) -> bool:
-    return opcode.partition(".")[0] in families
+def _bytes(opcodes: Mapping[str, int], families: Sequence[str]) -> int:
+    """That a warp moves with these instructions."""
+    return sum(
+        times * WARP * width(opcode)
+        for opcode, times in opcodes.items()
+        if opcode.partition(".")[0] in families
+    )

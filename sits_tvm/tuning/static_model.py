@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sits_tvm._sass_pipes import PER_SCHEDULER, WARP, Demand
+from sits_tvm._sass_pipes import MEMORY_BYTES, PER_SCHEDULER, WARP, Demand
 from sits_tvm.report_tables import render_table
 
 from .static_constants import (
@@ -44,6 +44,9 @@ class KernelLaunch:
     in_flight : int or None
         Bytes from memory that a block has under way at any time: (stages - 1) times a tile of
         weights. None where that is not known (plain loads): no bound then.
+    copied : int or None
+        Bytes that the asynchronous copies of a block move. None: what its machine code does at
+        most, which is too much of a pipeline, whose copies stop before its last steps.
     """
 
     blocks: int
@@ -52,6 +55,7 @@ class KernelLaunch:
     shared: int
     hbm_bytes: int
     in_flight: int | None = None
+    copied: int | None = None
 
     @property
     def warps(self) -> int:
@@ -172,9 +176,12 @@ def _wave(demand: Demand, launch: KernelLaunch, device: Device, blocks: int) -> 
         pipe: cycles * (by_fours if pipe in PER_SCHEDULER else warps) / device.clock
         for pipe, cycles in demand.cycles.items()
     }
+    copied = demand.copied * launch.warps if launch.copied is None else launch.copied
+    terms["l1"] = terms.get("l1", 0.0) + copied * most / MEMORY_BYTES / device.clock
+    moved = (demand.loaded + demand.stored) * launch.warps + copied
+    terms["l2"] = moved * blocks / device.l2
     share = blocks / launch.blocks
     terms["hbm"] = launch.hbm_bytes * share / device.hbm
-    terms["l2"] = (demand.loaded + demand.stored) * launch.warps * blocks / device.l2
     if launch.in_flight is not None:
         terms["in flight"] = launch.hbm_bytes / launch.blocks * LOADED_LATENCY / launch.in_flight
     return terms

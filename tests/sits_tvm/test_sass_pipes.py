@@ -93,8 +93,10 @@ def test_bytes_of_an_access(opcode, found):
 
 def test_global_bytes_are_those_of_all_lanes():
     found = demand({"LDG.E.128": 2, "LDGSTS.E.64": 1, "LDS.128": 7, "STG.E.U16": 3}, "sm_80")
-    assert (found.instructions, found.loaded, found.stored) == (13, 32 * 40, 32 * 6)
-    assert found.cycles["l1"] == 2 * 4 + 2 + 7 * 4 + 3 * 1
+    assert (found.loaded, found.copied, found.stored) == (32 * 32, 32 * 8, 32 * 6)
+    assert found.instructions == 13
+    assert found.cycles["lsu"] == 13
+    assert found.cycles["l1"] == 2 * 4 + 7 * 4 + 3 * 1
 
 
 def test_opcodes_count_as_often_as_they_are_executed():

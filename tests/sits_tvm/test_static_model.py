@@ -60,6 +60,15 @@ def test_l2_moves_what_all_blocks_load_and_store():
     assert found == pytest.approx(132 * 128 * 18 / 5120 / 1.83e9)
 
 
+def test_copies_go_through_l2_and_shared_memory():
+    """10 of 16 bytes per thread as executed at most; or the 8 that the caller knows of."""
+    for launch, bytes_ in [(SMALL, 128 * 160), (replace(SMALL, copied=128 * 128), 128 * 128)]:
+        found = terms({"LDGSTS.E.BYPASS.128": 10}, launch)
+        assert found["l2"] == pytest.approx(132 * bytes_ / 5120 / 1.83e9)
+        assert found["l1"] == pytest.approx(bytes_ / 128 / 1.83e9)
+        assert found["lsu"] == pytest.approx(4 * 10 / 1.83e9)
+
+
 @pytest.mark.parametrize("blocks", [132, 1056])
 def test_bytes_in_flight_come_once_per_latency(blocks):
     """Little's law: 24 KiB of a block at a time; up to 1056 blocks fit at once."""
