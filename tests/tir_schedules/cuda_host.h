@@ -185,6 +185,7 @@ inline void run_block(uint64_t& random) {
 #include "cuda_host_types.h"
 #include "cuda_host_ptx.h"
 
+#define __CUDA_ARCH__ 900
 #define threadIdx (host::current->index)
 #define blockIdx (host::block.index)
 #define blockDim (host::block.extent)
@@ -200,6 +201,9 @@ inline void __syncthreads(int line = __builtin_LINE()) {
   host::current->line = line;
   host::suspend(host::AT_BARRIER);
 }
+
+// Whether the other lanes are there shows where the mask is used.
+inline unsigned __activemask() { return ~0u; }
 
 inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
   host::current->line = line;

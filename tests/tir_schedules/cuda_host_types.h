@@ -107,6 +107,8 @@ inline half __float2half_rn(float x) { return half(x); }
 inline float __bfloat162float(nv_bfloat16 x) { return x; }
 inline nv_bfloat16 __float2bfloat16(float x) { return nv_bfloat16(x); }
 inline nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
+inline half hexp(half x) { return half(expf(x)); }
+inline half hsqrt(half x) { return half(sqrtf(x)); }
 
 #define SITS_VECTORS(T, name)                                                       \
   struct alignas(2 * sizeof(T)) name##2 { T x, y; };                                \
@@ -163,33 +165,37 @@ struct Shuffle {
   }
 };
 
-// `source`: the lane that is asked, itself where that is beyond its group of `width` lanes.
+// The value of the lane `source` if that is from `first` to `last`, else its own value.
 template <class T>
-T shuffle(unsigned mask, T value, int source, int width, int line) {
-  const int own = current->number % LANES, first = own - own % width;
+T shuffle(unsigned mask, T value, int source, int first, int last, int line) {
+  const bool inside = first <= source && source <= last;
   current->line = line;
   demand_all(mask);
-  Shuffle<T> operands{value, source < first || source >= first + width ? own : source};
+  Shuffle<T> operands{value, inside ? source : current->number % LANES};
   together("shuffle", operands, Shuffle<T>::perform);
   return operands.value;
 }
 
 }  // namespace host
 
+// In groups of `width` lanes. A butterfly may reach into groups before its own.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE()) {
-  const int own = host::current->number % host::LANES;
-  return host::shuffle(mask, value, own - own % width + (lane & (width - 1)), width, line);
+  const int own = host::current->number % host::LANES, first = own & -width;
+  return host::shuffle(mask, value, first | (lane & (width - 1)), 0, 31, line);
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, int line = __builtin_LINE()) {
-  return host::shuffle(mask, value, (host::current->number % host::LANES) ^ bits, width, line);
+  const int own = host::current->number % host::LANES;
+  return host::shuffle(mask, value, own ^ bits, 0, own | (width - 1), line);
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, int by, int width = 32, int line = __builtin_LINE()) {
-  return host::shuffle(mask, value, host::current->number % host::LANES + by, width, line);
+  const int own = host::current->number % host::LANES;
+  return host::shuffle(mask, value, own + by, 0, own | (width - 1), line);
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, int by, int width = 32, int line = __builtin_LINE()) {
-  return host::shuffle(mask, value, host::current->number % host::LANES - by, width, line);
+  const int own = host::current->number % host::LANES;
+  return host::shuffle(mask, value, own - by, own & -width, 31, line);
 }

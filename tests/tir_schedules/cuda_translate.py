@@ -51,12 +51,12 @@ def translate(text):
     text = re.sub(r"/\*.*?\*/", "", text)
     text = _replace_asm(text)
     text = re.sub(r"__forceinline__ __device__ [^;{]*\{", _with_line, text)
-    kind = r"(?:const )?((?:unsigned |signed )?\w+)"
+    kind = r"(?:const |volatile )*((?:unsigned |signed )?\w+)"
     text = re.sub(rf"(?<=\(){kind} ?\*(?=\))", r"Ptr<\1>", text)  # a cast
     place = r"(^|[(,;{])(\s*)"  # of a parameter or a variable
     text = re.sub(rf"{place}{kind}\*(?: __restrict__)?(?= \w)", r"\1\2Ptr<\3>", text, flags=re.M)
     text = _replace_shared(text)
-    return re.sub(r"alignas\(\d+\) \w+ (\w+)\[\d+\];", r"\g<0> host::poison(\1);", text)
+    return re.sub(r"alignas\(\d+\) [\w ]+ (\w+)\[\d+\];", r"\g<0> host::poison(\1);", text)
 
 
 def kernels(text):
@@ -78,9 +78,9 @@ def _with_line(match):
 
 
 def _replace_shared(text):
-    pattern = r"extern __shared__ (?:__align__|alignas)\(\d+\) (\w+) (\w+)\[\];"
+    pattern = r"extern __shared__ (?:__align__|alignas)\(\d+\) ([\w ]+) (\w+)\[\];"
     text = re.sub(pattern, r"auto \2 = host::dynamic_shared<\1>();", text)
-    pattern = r"__shared__ (?:__align__|alignas)\(\d+\) (\w+) (\w+)\[(\d+)\];"
+    pattern = r"__shared__ (?:__align__|alignas)\(\d+\) ([\w ]+) (\w+)\[(\d+)\];"
     text = re.sub(pattern, r"auto \2 = host::static_shared<\1>(__COUNTER__, \3);", text)
     if "__shared__" in text:
         raise NotImplementedError("a declaration of shared memory")

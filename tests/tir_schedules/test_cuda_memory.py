@@ -31,6 +31,12 @@ BODIES = {
         "tile[t] = 1; __syncwarp(); y[t] = tile[t ^ 1]; __syncwarp(); tile[t] = 2;"
     ),
     "read by several": "tile[t] = 1; __syncthreads(); y[t] = tile[5]; if (t == 5) tile[5] = 2;",
+    "read by two warps": (
+        "tile[t] = 1; __syncthreads(); y[t] = tile[5]; __syncwarp(); if (t == 5) tile[5] = 2;"
+    ),
+    "read by two warps, too": (
+        "tile[t] = 1; __syncthreads(); y[t] = tile[5]; __syncwarp(); if (t == 37) tile[5] = 2;"
+    ),
     "written twice": "tile[t / 2] = 1; y[t] = 0;",
     "not written": "if (t) tile[t] = x[t]; y[t] = tile[t];",
     "beyond": "tile[t + 1] = x[t]; y[t] = 0;",
@@ -52,15 +58,23 @@ BODIES = {
     "output of another": "y[t] = 1; y[t ^ 1] = 2;",
     "output of another read": "y[t] = 1; tile[t] = y[t ^ 1];",
     "output of another read, barrier": "y[t] = 1; __syncthreads(); tile[t] = y[t ^ 1];",
+    "one block writes": (
+        "if (blockIdx.x == 0) y[t] = x[t]; __syncthreads(); if (blockIdx.x == 1) tile[t] = y[t];"
+    ),
     "registers": "uint r[4]; r[t % 4] = t; y[t] = r[t % 4];",
     "registers beyond": "uint r[4]; r[t % 8] = t; y[t] = r[t % 4];",
     "registers by address": "uint r[4]; *(uint2*)(r + 2) = make_uint2(t, t); y[t] = r[3];",
+    "far above registers": "uint r[4]; y[t] = *(uint*)(r + 100000);",
+    "far below registers": "uint r[4]; y[t] = *(uint*)(r - 100000);",
     "shuffle": "y[t] = __shfl_xor_sync((uint)4294967295, t, 1, 32);",
     "shuffle of some": "y[t] = 0; if (t % 2) __shfl_xor_sync((uint)4294967295, t, 2, 32);",
     "shuffle with a mask": "y[t] = __shfl_xor_sync(3, t, 1, 32);",
     "two shuffles": (
         "y[t] = 0; if (t % 2) __shfl_xor_sync((uint)4294967295, t, 2, 32); else\n"
         "__shfl_xor_sync((uint)4294967295, t, 2, 32);"
+    ),
+    "shuffle and barrier": (
+        "y[t] = 0; if (t % 2) __syncwarp(); else __shfl_xor_sync((uint)4294967295, t, 2, 32);"
     ),
     "a lane leaves": "y[t] = 0; if (t == 40) return; __syncthreads();",
     "a warp leaves": "y[t] = 0; if (t < 32) return; __syncthreads();",
@@ -76,6 +90,8 @@ MESSAGES = {
         "overwritten while other threads may read it|read without a barrier after"
     ),
     "read by several": "overwritten while other threads may read it",
+    "read by two warps": "overwritten while other threads may read it|read without a barrier",
+    "read by two warps, too": "overwritten while other threads may read it|read without a barrier",
     "written twice": "written by two threads without a barrier",
     "not written": "thread 0: shared memory: read, but not written",
     "beyond": "thread 63: shared memory: out of bounds|between two arrays",
@@ -90,10 +106,13 @@ MESSAGES = {
     "output read": "y: byte 0 is read, but not written|y: byte 128 is read",
     "output of another": "is written that another thread writes",
     "output of another read": "is read that another thread writes|is read, but not written",
+    "far above registers": "an address that is not of this thread's registers",
+    "far below registers": "an address that is not of this thread's registers",
     "registers beyond": "an array of the thread: index 4 is out of bounds",
     "shuffle of some": "threads are apart: shuffle, thread .* at the end",
     "shuffle with a mask": "an operation of some lanes: mask 00000003",
     "two shuffles": "threads are apart: shuffle, thread .*: shuffle",
+    "shuffle and barrier": "threads are apart",
     "a lane leaves": "thread 40: threads are apart: at the end, .*: at __syncthreads",
     "a warp leaves": "threads are apart",
     "barrier of a warp": "threads are apart",
@@ -114,17 +133,32 @@ def small_kernels():
     return Kernels(text + "".join(KERNEL.format(i, BODIES[x]) for i, x in enumerate(BODIES)))
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_tells_wrong_from_right(name, small_kernels):
+def launch(kernels, name, seed=0, blocks=1):
     x = GlobalArray("x", 256, np.arange(64, dtype="uint32"))
     y = GlobalArray("y", 256)
-    arguments = f"k{list(BODIES).index(name)}", [x, y], {"threadIdx.x": 64}, 256
-    if name not in MESSAGES:
-        small_kernels.launch(*arguments)
-        assert y.counts.all()
-        return
-    with pytest.raises(CudaTextError, match=MESSAGES[name]):
-        small_kernels.launch(*arguments)
+    extents = {"blockIdx.x": blocks, "threadIdx.x": 64}
+    kernels.seed = seed
+    kernels.launch(f"k{list(BODIES).index(name)}", [x, y], extents, 256)
+    assert y.counts.all()
+
+
+@pytest.mark.parametrize("name", [name for name in BODIES if name not in MESSAGES])
+def test_bears_what_is_right(name, small_kernels):
+    for seed in range(8):
+        launch(small_kernels, name, seed)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_sees_what_is_wrong_in_any_order_of_warps(name, small_kernels):
+    for seed in range(8):
+        with pytest.raises(CudaTextError, match=MESSAGES[name]):
+            launch(small_kernels, name, seed)
+
+
+def test_sees_what_another_block_writes(small_kernels):
+    launch(small_kernels, "one block writes", blocks=1)
+    with pytest.raises(CudaTextError, match="y: byte 0 is read that another thread writes"):
+        launch(small_kernels, "one block writes", blocks=2)
 
 
 @T.prim_func(s_tir=True)

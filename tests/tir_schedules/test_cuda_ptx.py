@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cuda_instruction import Instruction
-from cuda_text import Kernels
+from cuda_text import GlobalArray, Kernels
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -59,7 +59,8 @@ LOP3 = Instruction(
 def library():
     several = [one for one, *_ in MMA.values()]
     several += [*ARITHMETIC.values(), *FMA.values(), *CONVERT.values(), PRMT, EX2, LOP3]
-    return Kernels("".join(one.text() for one in several))
+    texts = [one.text() for one in several]
+    return Kernels("".join(texts + [_shuffle_text(kind) for kind in ("", "xor_", "down_", "up_")]))
 
 
 def test_lop3_looks_up_every_bit_in_its_table(library, rng):
@@ -89,10 +90,14 @@ def test_prmt_picks_bytes_and_signs(library, rng):
 
 
 def _special(kind):
-    """Bit patterns at every edge: zeros, subnormals, near 1, the largest, Inf, NaN."""
+    """Bit patterns at every edge: zeros, subnormals, near 1, the largest, Inf, NaN.
+
+    And two whose product is between two numbers: what is added decides, however little.
+    """
     top = 0x7C00 if kind == "f16" else 0x7F80
     one = 0x3C00 if kind == "f16" else 0x3F80
-    middle = [one - 1, one, one + 1, one + 2, 0x6405, 0x5480, 0x1234, 0x2E66]
+    tie = [0x4200, 0x6156] if kind == "f16" else [0x4110, 0x41E8]  # 3 and 683, 9 and 29
+    middle = [one - 1, one, one + 1, one + 2, 0x6405, 0x5480, 0x1234, 0x2E66, *tie]
     positive = np.array([0, 1, 2, 0x7F, 0x81, *middle, top - 1, top, top + 1], "uint16")
     return np.concatenate([positive, positive | 0x8000])
 
@@ -171,6 +176,42 @@ def test_ex2_is_a_power_of_two(library):
     np.testing.assert_allclose(found, 2.0 ** powers.astype("float64"), rtol=2.0**-22)
 
 
+# Shuffles: width and distance, or lane, of each
+
+SHUFFLES = [(width, by) for width in (2, 4, 16, 32) for by in (0, 1, 3, 5, 9, 21)]
+_SHUFFLE = """
+extern "C" __global__ void shuffle_{0}(int* out) {{
+  for (int i = 0; i < {1}; ++i) {{
+    const int widths[] = {{{2}}}, distances[] = {{{3}}};
+    out[32 * i + threadIdx.x] =
+        __shfl_{0}sync(0xFFFFFFFF, (int)threadIdx.x, distances[i], widths[i]);
+  }}
+}}
+"""
+
+
+def _shuffle_text(kind):
+    widths, distances = (", ".join(map(str, x)) for x in zip(*SHUFFLES, strict=True))
+    return _SHUFFLE.format(kind, len(SHUFFLES), widths, distances)
+
+
+@pytest.mark.parametrize("kind", ["", "xor_", "down_", "up_"])
+def test_shuffles_stay_in_their_groups(kind, library):
+    out = GlobalArray("out", 128 * len(SHUFFLES))
+    library.launch(f"shuffle_{kind}", [out], {"threadIdx.x": 32})
+    own = np.arange(32)
+    for (width, by), found in zip(SHUFFLES, out.bytes.view("int32").reshape(-1, 32), strict=True):
+        fixed = 32 - width  # bits of the lane that name its group
+        first, last = own & fixed, (own & fixed) | (31 & ~fixed)
+        source, inside = {
+            "": (first | (by & ~fixed), own >= 0),
+            "xor_": (own ^ by, (own ^ by) <= last),
+            "down_": (own + by, own + by <= last),
+            "up_": (own - by, own - by >= first),
+        }[kind]
+        np.testing.assert_array_equal(found, np.where(inside, source, own))
+
+
 # Tensor cores: rows and columns of element i of a fragment, as the ISA tables have them
 
 
@@ -221,8 +262,8 @@ def test_mma_multiplies_the_fragments_of_the_isa(name, library, rng):
         for kind, shape in ((left, (16, 8 * elements)), (right, (8 * elements, 8)))
     )
     is_float = one.outputs[0] == "f"
-    c = rng.integers(-(2**31), 2**31, (16, 8))
-    c = c / 2**20 if is_float else c.astype("int64")
+    c = rng.choice([-(2**31), 2**31 - 1, 12345], (16, 8))  # integers wrap
+    c = c / 2**20 if is_float else c
     row, column = _accumulator()
     registers = [
         _packed(codes[rows, columns], elements == 8)
@@ -232,5 +273,5 @@ def test_mma_multiplies_the_fragments_of_the_isa(name, library, rng):
     found = one.run(library, *registers, before)
     c[row, column] = before
     expected = (a @ b + c)[row, column]
-    expected = expected.astype("float32") if is_float else expected.astype("int32")  # wraps
+    expected = expected.astype("float32") if is_float else expected.astype("int32")
     np.testing.assert_array_equal(found, expected)

@@ -48,6 +48,25 @@ extern "C" __global__ void copies(unsigned int* data, unsigned int* sizes, unsig
   asm volatile("cp.async.wait_all;");
   for (int i = 0; i < 4; ++i) out[4 * t + i] = tile[4 * t + i];
 }
+extern "C" __global__ void overwritten(unsigned int* data, unsigned int* out) {
+  extern __shared__ __align__(64) unsigned tile[];
+  int t = threadIdx.x;
+  unsigned int at = __cvta_generic_to_shared(tile) + 4 * t;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+               : : "r"(at), "l"(&(data[t])) : "memory");
+  tile[t] = 1;
+  asm volatile("cp.async.wait_all;");
+}
+extern "C" __global__ void narrow(unsigned int* data, unsigned int* out) {
+  extern __shared__ __align__(64) unsigned tile[];
+  unsigned int at = __cvta_generic_to_shared(tile);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 8;" : : "r"(at), "l"(&(data[0])));
+}
+extern "C" __global__ void excess(unsigned int* data, unsigned int* out) {
+  extern __shared__ __align__(64) unsigned tile[];
+  unsigned int at = __cvta_generic_to_shared(tile);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, 8;" : : "r"(at), "l"(&(data[0])));
+}
 extern "C" __global__ void groups(unsigned int* data, unsigned int* pending, unsigned int* out) {
   extern __shared__ __align__(64) unsigned tile[];
   int t = threadIdx.x;
@@ -112,3 +131,16 @@ def test_a_wait_covers_all_groups_but_the_last(pending, library, rng):
     if pending:
         with pytest.raises(CudaTextError, match="before its copy is complete"):
             _launched(library, "groups", data, ready + np.array([0, 1], "uint32"), size=96)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("overwritten", "written while a copy is under way"),
+        ("narrow", "cp.async.cg: 8 bytes"),
+        ("excess", "cp.async: 4 bytes, of which 8 are read"),
+    ],
+)
+def test_copies_that_a_gpu_need_not_bear(name, message, library):
+    with pytest.raises(CudaTextError, match=message):
+        _launched(library, name, np.ones(32, "uint32"), size=32)
