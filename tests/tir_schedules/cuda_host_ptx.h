@@ -26,7 +26,8 @@ struct Pairs {
   static double get(uint32_t word, int i) {
     return float(std::bit_cast<T>(uint16_t(word >> 16 * i)));
   }
-  static float round(double sum) { return float(sum); }
+  static double sum_from(float c) { return c; }
+  static float rounded(double sum) { return float(sum); }
 };
 
 template <int BITS, bool SIGNED>
@@ -37,7 +38,8 @@ struct Integers {
     const uint32_t left = word << (32 - BITS - BITS * i);
     return SIGNED ? int64_t(int32_t(left) >> (32 - BITS)) : int64_t(left >> (32 - BITS));
   }
-  static int32_t round(int64_t sum) { return int32_t(sum); }  // wraps
+  static int64_t sum_from(uint32_t c) { return int32_t(c); }
+  static uint32_t rounded(int64_t sum) { return uint32_t(sum); }  // wraps
 };
 
 template <class A, class B, class C>
@@ -59,9 +61,9 @@ struct Mma {
     for (int lane = 0; lane < LANES; ++lane)
       for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        Sum sum = lanes[lane]->c[i];
+        Sum sum = A::sum_from(lanes[lane]->c[i]);
         for (int k = 0; k < K; ++k) sum += left[row][k] * right[k][column];
-        lanes[lane]->c[i] = A::round(sum);
+        lanes[lane]->c[i] = A::rounded(sum);
       }
   }
 };

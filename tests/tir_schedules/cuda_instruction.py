@@ -1,9 +1,8 @@
 """A CUDA kernel of one PTX instruction, for tests of what it does."""
 
-import numpy as np
 from cuda_text import GlobalArray
 
-_TYPES = {"r": ("unsigned int", "uint32"), "f": ("float", "float32"), "s": ("int", "int32")}
+_TYPES = {"r": ("unsigned int", "uint32"), "f": ("float", "float32")}
 
 
 class Instruction:
@@ -16,32 +15,31 @@ class Instruction:
         self.name, self.template, self.outputs, self.inputs = name, template, outputs, inputs
 
     def text(self):
-        kinds = [self.outputs, *self.inputs]
-        parameters = [f"{_TYPES[kind[0]][0]}* p{i}" for i, kind in enumerate(kinds)]
-        places = [
-            f"p{i}[t * {len(kind)} + {j}]" for i, kind in enumerate(kinds) for j in range(len(kind))
-        ]
-        letters = "".join(kinds)
-        declared, operands = [], []
-        for j, (letter, place) in enumerate(zip(letters, places, strict=True)):
-            start = "" if j < len(self.outputs) else f" = {place}"
-            declared.append(f"{_TYPES[letter][0]} r{j}{start};")
-            operands.append(f'"{"=" * (j < len(self.outputs))}{letter.replace("s", "r")}"(r{j})')
-        stores = [f"{places[j]} = r{j};" for j in range(len(self.outputs))]
+        """A register of a thread is its word of an argument: `p1[t * 3 + 2]`."""
+        words, kinds = [], [self.outputs, *self.inputs]
+        for i, kind in enumerate(kinds):
+            words += [f"p{i}[t * {len(kind)} + {j}]" for j in range(len(kind))]
+        registers = [f'"{letter}"(r{i})' for i, letter in enumerate("".join(kinds))]
         count = len(self.outputs)
-        sections = f"{', '.join(operands[:count])} : {', '.join(operands[count:])}"
-        return (
-            f'extern "C" __global__ void {self.name}({", ".join(parameters)}) {{\n'
-            f"  int t = blockIdx.x * 32 + threadIdx.x;\n  {' '.join(declared)}\n"
-            f'  asm volatile("{self.template}" : {sections});\n  {" ".join(stores)}\n}}\n'
-        )
+        outputs = ", ".join(register.replace('"', '"=', 1) for register in registers[:count])
+        declared = [
+            f"{_TYPES[letter][0]} r{i}{f' = {words[i]}' if i >= count else ''};"
+            for i, letter in enumerate("".join(kinds))
+        ]
+        stores = [f"{words[i]} = r{i};" for i in range(count)]
+        parameters = ", ".join(f"{_TYPES[kind[0]][0]}* p{i}" for i, kind in enumerate(kinds))
+        return f"""
+extern "C" __global__ void {self.name}({parameters}) {{
+  int t = blockIdx.x * 32 + threadIdx.x;
+  {" ".join(declared)}
+  asm volatile("{self.template}" : {outputs} : {", ".join(registers[count:])});
+  {" ".join(stores)}
+}}
+"""
 
     def run(self, library, *inputs):
-        threads, kinds = len(inputs[0]), [self.outputs, *self.inputs]
+        threads, extents = len(inputs[0]), {"blockIdx.x": len(inputs[0]) // 32, "threadIdx.x": 32}
         arrays = [GlobalArray("out", threads * 4 * len(self.outputs))]
-        for kind, values in zip(self.inputs, inputs, strict=True):
-            words = np.ascontiguousarray(values).view(_TYPES[kind[0]][1])
-            arrays.append(GlobalArray("in", words.nbytes, words.reshape(threads, len(kind))))
-        extents = {"blockIdx.x": threads // 32, "threadIdx.x": 32}
+        arrays += [GlobalArray("in", values.nbytes, values) for values in inputs]
         library.launch(self.name, arrays, extents)
-        return arrays[0].bytes.view(_TYPES[kinds[0][0]][1]).reshape(threads, -1).copy()
+        return arrays[0].bytes.view(_TYPES[self.outputs[0]][1]).reshape(threads, -1).copy()

@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from cuda_translate import kernels, translate
 from tvm import tirx
-from tvm.ir import IRModule
+from tvm.ir import IRModule, PrimType
 from tvm.ir.instrument import pass_instrument
 from tvm.sym import Analyzer
 
@@ -31,6 +31,7 @@ _FLAGS = [
     *("-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off"),
     *("-ftrivial-auto-var-init=pattern", "-fsanitize=bounds", "-fno-sanitize-recover=bounds"),
     "-fno-gnu-unique",  # a library has variables of its own
+    "-U_FORTIFY_SOURCE",  # it takes jumps between stacks for faults
 ]
 _AXES = [f"{kind}Idx.{axis}" for kind in ("block", "thread") for axis in "xyz"]
 _DYNAMIC = "tirx.use_dyn_shared_memory"
@@ -164,7 +165,7 @@ class CudaText:
     def _launch(self, call, values, tensors):
         name, tags = str(call[0].value), self.tags[str(call[0].value)]
         arguments = [
-            tensors[x.args[0]] if isinstance(x, tvm.ir.Call) else int(_value(x, values))
+            int(_value(x, values)) if isinstance(x.ty, PrimType) else tensors[x.args[0]]
             for x in call[1 : len(call) - len(tags)]
         ]
         sizes = [int(_value(x, values)) for x in call[len(call) - len(tags) :]]
@@ -216,7 +217,7 @@ def _compiled(text):
     headers = "".join(path.read_text() for path in sorted(_FOLDER.glob("cuda_host*.h")))
     digest = hashlib.sha256("\0".join([text, headers, *_FLAGS]).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"cuda_text-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     library = folder / f"{digest}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as room:

@@ -22,13 +22,13 @@ def _integers(kind):
 # An instruction, and the function that it is
 _INSTRUCTIONS = {
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(b?f16)\.\1\.f32": lambda m: (
-        f"mma<ptx::Pairs<{_PAIRS[m[1]]}>, ptx::Pairs<{_PAIRS[m[1]]}>, float>"
+        f"mma<ptx::Pairs<{_PAIRS[m[1]]}>, ptx::Pairs<{_PAIRS[m[1]]}>>"
     ),
     r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.([su]8)\.([su]8)\.s32": lambda m: (
-        f"mma<{_integers(m[1])}, {_integers(m[2])}, int32_t>"
+        f"mma<{_integers(m[1])}, {_integers(m[2])}>"
     ),
     r"mma\.sync\.aligned\.m16n8k64\.row\.col\.s32\.([su]4)\.([su]4)\.s32": lambda m: (
-        f"mma<{_integers(m[1])}, {_integers(m[2])}, int32_t>"
+        f"mma<{_integers(m[1])}, {_integers(m[2])}>"
     ),
     r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared\.b16": lambda m: (
         f"ldmatrix<{m[1]}, {str(m[2] is not None).lower()}>"

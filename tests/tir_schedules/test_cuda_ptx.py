@@ -24,10 +24,10 @@ def _mma(shape, accumulator, *types):
 MMA = {
     "f16": (_mma("m16n8k16", "f", "f16", "f16"), np.dtype("float16"), np.dtype("float16")),
     "bf16": (_mma("m16n8k16", "f", "bf16", "bf16"), BF16, BF16),
-    "s8": (_mma("m16n8k32", "s", "s8", "s8"), np.dtype("int8"), np.dtype("int8")),
-    "u8 s8": (_mma("m16n8k32", "s", "u8", "s8"), np.dtype("uint8"), np.dtype("int8")),
-    "s4": (_mma("m16n8k64", "s", "s4", "s4"), "s4", "s4"),
-    "u4 s4": (_mma("m16n8k64", "s", "u4", "s4"), "u4", "s4"),
+    "s8": (_mma("m16n8k32", "r", "s8", "s8"), np.dtype("int8"), np.dtype("int8")),
+    "u8 s8": (_mma("m16n8k32", "r", "u8", "s8"), np.dtype("uint8"), np.dtype("int8")),
+    "s4": (_mma("m16n8k64", "r", "s4", "s4"), "s4", "s4"),
+    "u4 s4": (_mma("m16n8k64", "r", "u4", "s4"), "u4", "s4"),
 }
 PAIRS = {"f16": np.dtype("float16"), "bf16": BF16}
 ARITHMETIC = {
@@ -270,7 +270,7 @@ def test_mma_multiplies_the_fragments_of_the_isa(name, library, rng):
         for codes, rows, columns in ((a_codes, a_row, a_column), (b_codes, b_row, b_column))
     ]
     before = c[row, column].astype("float32" if is_float else "int32")
-    found = one.run(library, *registers, before)
+    found = one.run(library, *registers, before).view(before.dtype)
     c[row, column] = before
     expected = (a @ b + c)[row, column]
     expected = expected.astype("float32") if is_float else expected.astype("int32")
