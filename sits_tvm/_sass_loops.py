@@ -2,8 +2,8 @@
 
 A loop is what its control flow says (a natural loop: one way in, at its first instruction), not
 where a branch goes back to. Three things are taken as given: a call returns, and the routine is
-not part of the kernel; a warp is converged (BRA.DIV, the way of a warp that is not, is not taken);
-and what no path from the first instruction leads to, is not executed.
+not part of the kernel; a warp is converged (BRA.DIV, the way of a warp that is not, is never taken,
+BRA.CONV always); and what no path from the first instruction leads to, is not executed.
 """
 
 from __future__ import annotations
