@@ -214,18 +214,28 @@ extern "C" const char* launch_{name}(host::Array** the_arrays, const int64_t* th
 
 def _compiled(text):
     """The path of a library, which is made once for a text."""
-    headers = "".join(path.read_text() for path in sorted(_FOLDER.glob("cuda_host*.h")))
-    digest = hashlib.sha256("\0".join([text, headers, *_FLAGS]).encode()).hexdigest()[:24]
-    folder = Path(tempfile.gettempdir()) / f"cuda_text-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    library = folder / f"{digest}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as room:
-            source, made = Path(room) / "kernel.cpp", Path(room) / "kernel.so"
-            source.write_text(f'#include "cuda_host.h"\n#line 1 "kernel.cu"\n{text}')
-            command = ["g++", *_FLAGS, f"-I{_FOLDER}", str(source), "-o", str(made)]
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
+    headers = sorted(_FOLDER.glob("cuda_host*.h"))
+    digest = _digest([path.read_text() for path in headers] + _FLAGS)
+    folder = Path(tempfile.gettempdir()) / f"cuda_text-{os.getuid()}" / digest
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _compile(["-xc++-header", str(headers[0])], folder / "cuda_host.h.gch")
+    text = f'#include "cuda_host.h"\n#line 1 "kernel.cu"\n{text}'
+    arguments = [f"-I{folder}", f"-I{_FOLDER}", "-xc++", "-"]
+    return _compile(arguments, folder / f"{_digest([text])}.so", text)
+
+
+def _digest(texts):
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
+
+
+def _compile(arguments, made, text=""):
+    """The path `made`, which is written at once: other processes may want it, too."""
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=made.parent) as room:
+            new = Path(room) / made.name
+            command = ["g++", *_FLAGS, *arguments, "-o", str(new)]
+            run = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
             if run.returncode:
                 raise RuntimeError(f"g++ refuses the text:\n{run.stderr[:4000]}")
-            made.replace(library)
-    return str(library)
+            new.replace(made)
+    return str(made)
