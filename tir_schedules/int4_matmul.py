@@ -15,7 +15,6 @@ from tvm import te, tirx
 from sits_tvm.config import QuantSpec
 
 from .packed_layout import SYMMETRIC_ZERO, PackedLayout
-from .packed_order import CODES_PER_WORD
 
 DEQUANTIZE = "dequantize"
 """Name of the block, and key of its annotation, whose value is the group size."""
@@ -161,9 +160,8 @@ def zero_point(
     """The zero point of a group, int32."""
     if layout.spec.symmetric:
         return tirx.const(SYMMETRIC_ZERO, "int32")
-    tile, lane = layout.lane_at(row)
-    word = packed[2][tile, group // CODES_PER_WORD, lane]
-    return nibble(word, group % CODES_PER_WORD)
+    indices, index = layout.zero_at(row, group)
+    return nibble(packed[2][indices], index)
 
 
 def nibble(word: tirx.Expr, index: tirx.Expr) -> tirx.Expr:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sits_tvm.config import QuantSpec
 
-from .packed_order import CODES_PER_WORD, Index, Unit, unit_of
+from .packed_order import CODES_PER_WORD, Index, Unit, unit_of, zero_unit_of
 
 SYMMETRIC_ZERO = 8
 """The zero point of symmetric codes, of any width: signed codes are stored with 8 added."""
@@ -45,12 +45,17 @@ class PackedLayout:
         tiles, units = -(-self.n // unit.rows), -(-self.padded_k // unit.columns)
         widths = [(units, unit.words), (self.groups, unit.rows)]
         if not self.spec.symmetric:
-            widths.append((-(-self.groups // CODES_PER_WORD), unit.rows))
+            zeros = self.zero_unit
+            widths.append((-(-self.groups // zeros.columns), zeros.words))
         return tuple((tiles, *width) for width in widths)
 
     @property
     def unit(self) -> Unit:
         return unit_of(self.order, self.spec.activation)
+
+    @property
+    def zero_unit(self) -> Unit:
+        return zero_unit_of(self.order)
 
     @property
     def padding_code(self) -> int:
@@ -62,13 +67,23 @@ class PackedLayout:
         word, nibble = self.unit.place(row, column)
         return (row // self.unit.rows, column // self.unit.columns, word), nibble
 
+    def zero_at(self, row: Index, group: Index) -> tuple[tuple[Index, Index, Index], Index]:
+        """As `code_at`, of the zero point of a group."""
+        word, nibble = self.zero_unit.place(row, group)
+        return (row // self.zero_unit.rows, group // self.zero_unit.columns, word), nibble
+
     def origin(self, tile: Index, unit: Index, word: Index, nibble: Index) -> tuple[Index, Index]:
         """The row and the column whose code `code_at` finds there; they may lie in the padding."""
         row, column = self.unit.origin(word, nibble)
         return tile * self.unit.rows + row, unit * self.unit.columns + column
 
+    def zero_origin(self, unit: Index, word: Index, nibble: Index) -> tuple[Index, Index]:
+        """The row in its tile, and the group, whose zero point `zero_at` finds there."""
+        row, group = self.zero_unit.origin(word, nibble)
+        return row, unit * self.zero_unit.columns + group
+
     def lane_at(self, row: Index) -> tuple[Index, Index]:
-        """The tile, and the lane in it, of the scales and zero points of a row."""
+        """The tile, and the lane in it, of the scales of a row."""
         return row // self.unit.rows, self.unit.lane(row)
 
     def row_at(self, tile: Index, lane: Index) -> Index:

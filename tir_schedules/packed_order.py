@@ -98,6 +98,8 @@ _INT8_FRAGMENTS = Unit(
     nibble=((_COLUMN, 32, 2), (_COLUMN, 2, 4)),
     word=((_ROW, 8, 2), (_COLUMN, 16, 2), (_COLUMN, 1, 2), (_COLUMN, 8, 2), (_ROW, 1, 8)),
 )
+# Zero points of four groups: those of the two rows that a lane has of A share a byte.
+_ZERO_FRAGMENTS = Unit(nibble=((_ROW, 8, 2), (_COLUMN, 1, 4)), word=((_ROW, 1, 8),))
 _UNITS: dict[str, tuple[Unit, Unit]] = {
     "rows": (_ROWS, _ROWS),
     "vectors": (_VECTORS, _VECTORS),
@@ -110,6 +112,11 @@ def unit_of(order: str, activation: str | None = None) -> Unit:
     if order not in ORDERS:
         raise ValueError(f"order={order!r}; write one of {', '.join(map(repr, ORDERS))}")
     return _UNITS[order][activation == "int8"]
+
+
+def zero_unit_of(order: str) -> Unit:
+    """The unit of zero points, whose columns are groups."""
+    return _ZERO_FRAGMENTS if order == "fragments" else unit_of(order)
 
 
 def channels_together(order: str) -> int:

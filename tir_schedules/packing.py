@@ -9,7 +9,7 @@ are
   8 codes to a word. Kp = G * g; what lies beyond K or N is padding.
 - scale, float16 or float32 (ceil(N / R), G, R).
 - zero point, only when asymmetric, uint32 (ceil(N / R), ceil(G / 8), R): packed along G, group j in
-  nibble ``j % 8``, low nibble first.
+  nibble ``j % 8``, low nibble first; of "fragments" (ceil(N / R), ceil(G / 4), 8).
 
 R, C and the place of each code in its unit are the *order* that a kernel wants (`packed_order`):
 
@@ -25,7 +25,8 @@ R, C and the place of each code in its unit are the *order* that a kernel wants 
     `int8_matmul`, and t = p % 16 // 4. The code is nibble ``p // 32 + p % 4 * 2`` of word
     ``4 l + r // 8 + p // 16 % 2 * 2``: an m16n8k32 for the low nibbles of bytes, one for the high.
 
-  Scale and zero point of channel r are at ``r // 8 + r % 8 * 2``: r and r + 8 are neighbours.
+  The scale of channel r is at ``r // 8 + r % 8 * 2``: r and r + 8 are neighbours. Its zero point of
+  group j is nibble ``r // 8 + j % 4 * 2`` of word [n // 16, j // 4, r % 8].
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import numpy as np
 from sits_tvm.config import QuantSpec
 
 from .packed_layout import SYMMETRIC_ZERO, PackedLayout, round_up
-from .packed_order import CODES_PER_WORD
+from .packed_order import CODES_PER_WORD, Unit
 from .rounding import Quantized, quantize
 
 Parts: TypeAlias = tuple[np.ndarray, ...]
@@ -82,14 +83,15 @@ def stack(weights: Sequence[Parts]) -> Parts:
 
 def assemble(layout: PackedLayout, quantized: Callable[[slice], Quantized]) -> Parts:
     """The parts of a weight whose codes, scales and zero points `quantized` gives by rows."""
-    rows = layout.unit.rows
+    rows, code = layout.unit.rows, layout.padding_code
     out = tuple(np.zeros(s, d) for s, d in zip(layout.shapes, layout.dtypes, strict=True))
     step = max(1, _CHUNK // layout.padded_k // rows) * rows
     for start in range(0, layout.n, step):
         codes, scale, zero = quantized(slice(start, start + step))
-        parts = [_pack_codes(codes, layout), _in_lanes(scale, layout, 1)]
+        padded = np.pad(codes, ((0, -len(codes) % rows), (0, 0)), constant_values=code)
+        parts = [_pack(padded, layout.unit, code), _in_lanes(scale, layout)]
         if zero is not None:
-            parts.append(_in_lanes(pack_nibbles(zero), layout, 0))
+            parts.append(_pack(np.pad(zero, ((0, -len(zero) % rows), (0, 0))), layout.zero_unit, 0))
         for whole, part in zip(out, parts, strict=True):
             whole[start // rows : start // rows + len(part)] = part
     return out
@@ -106,22 +108,16 @@ def unpack(parts: Parts, layout: PackedLayout) -> np.ndarray:
 
 def unpack_parts(parts: Parts, layout: PackedLayout) -> Quantized:
     """The codes, scales and zero points of packed parts: the inverse of `assemble`."""
-    unit = layout.unit
-    tiles, units, _ = parts[0].shape
-    word, nibble = unit.place(*np.indices((unit.rows, unit.columns)))
-    by_unit = unpack_nibbles(parts[0].reshape(tiles * units, unit.words))
-    ordered = by_unit[:, word * CODES_PER_WORD + nibble]
-    by_row = ordered.reshape(tiles, units, unit.rows, unit.columns).swapaxes(1, 2)
-    codes = by_row.reshape(tiles * unit.rows, -1)[: layout.n, : layout.padded_k]
-    scale, *zero = (_in_rows(part, layout) for part in parts[1:])
-    return codes, scale, unpack_nibbles(zero[0])[:, : layout.groups] if zero else None
+    codes, scale, *zero = parts
+    n, groups = layout.n, layout.groups
+    rows = _unpack(codes, layout.unit)[:n, : layout.padded_k]
+    zeros = _unpack(zero[0], layout.zero_unit)[:n, :groups] if zero else None
+    return rows, _in_rows(scale, layout), zeros
 
 
-def _pack_codes(codes: np.ndarray, layout: PackedLayout) -> np.ndarray:
-    """(N, Kp) codes to (tiles, units, words) uint32."""
-    unit = layout.unit
-    padding = (0, -len(codes) % unit.rows), (0, -layout.padded_k % unit.columns)
-    padded = np.pad(codes, padding, constant_values=layout.padding_code)
+def _pack(codes: np.ndarray, unit: Unit, padding: int) -> np.ndarray:
+    """(N, C) values 0…15 to (N / unit.rows, units, unit.words) uint32."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % unit.columns)), constant_values=padding)
     tiles, units = len(padded) // unit.rows, padded.shape[1] // unit.columns
     by_unit = padded.reshape(tiles, unit.rows, units, unit.columns).swapaxes(1, 2)
     row, column = unit.origin(*np.indices((unit.words, CODES_PER_WORD)))
@@ -129,10 +125,20 @@ def _pack_codes(codes: np.ndarray, layout: PackedLayout) -> np.ndarray:
     return pack_nibbles(ordered.reshape(-1, CODES_PER_WORD)).reshape(tiles, units, unit.words)
 
 
-def _in_lanes(rows: np.ndarray, layout: PackedLayout, padding: int) -> np.ndarray:
+def _unpack(words: np.ndarray, unit: Unit) -> np.ndarray:
+    """The inverse of `_pack`, with the padding."""
+    tiles, units, _ = words.shape
+    word, nibble = unit.place(*np.indices((unit.rows, unit.columns)))
+    by_unit = unpack_nibbles(words.reshape(tiles * units, unit.words))
+    ordered = by_unit[:, word * CODES_PER_WORD + nibble]
+    by_row = ordered.reshape(tiles, units, unit.rows, unit.columns).swapaxes(1, 2)
+    return by_row.reshape(tiles * unit.rows, -1)
+
+
+def _in_lanes(rows: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """(N, C) to (tiles, C, lanes)."""
     lanes = layout.unit.rows
-    padded = np.pad(rows, ((0, -len(rows) % lanes), (0, 0)), constant_values=padding)
+    padded = np.pad(rows, ((0, -len(rows) % lanes), (0, 0)), constant_values=1)
     order = layout.row_at(np.arange(len(padded)) // lanes, np.arange(len(padded)) % lanes)
     return interleave(padded[order], lanes)
 

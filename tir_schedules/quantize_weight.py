@@ -137,29 +137,28 @@ def pack_codes(
 @lru_cache(maxsize=256)
 def pack_zero_points(layout: PackedLayout) -> tirx.PrimFunc:
     """zero (tiles, groups, lanes) uint8 -> zero_point in `layout`."""
-    tiles, words, lanes = layout.shapes[2]
-    groups = layout.groups
+    (tiles, units, words), (_, groups, lanes) = layout.shapes[2], layout.shapes[1]
+
+    def zero_of(zero, tile, *place):  # type: ignore[no-untyped-def]
+        row, group = layout.zero_origin(*place)
+        value = T.Cast("uint32", zero[tile, group, layout.unit.lane(row)])
+        return T.if_then_else(group < groups, value, T.uint32(0))
 
     @T.prim_func(s_tir=True)
     def pack_zero_points(
         zero: T.Buffer((T.int64(tiles), T.int64(groups), T.int64(lanes)), "uint8"),
-        packed: T.Buffer((T.int64(tiles), T.int64(words), T.int64(lanes)), "uint32"),
+        packed: T.Buffer((T.int64(tiles), T.int64(units), T.int64(words)), "uint32"),
     ):
         T.func_attr({"tirx.noalias": True})
-        for t, w, lane, i in T.grid(
-            T.int64(tiles), T.int64(words), T.int64(lanes), T.int64(CODES_PER_WORD)
+        for t, u, w, i in T.grid(
+            T.int64(tiles), T.int64(units), T.int64(words), T.int64(CODES_PER_WORD)
         ):
             with T.sblock("pack_zero_points"):
-                vt, vw, vl, vi = T.axis.remap("SSSR", [t, w, lane, i])
+                vt, vu, vw, vi = T.axis.remap("SSSR", [t, u, w, i])
                 with T.init():
-                    packed[vt, vw, vl] = T.uint32(0)
-                packed[vt, vw, vl] = packed[vt, vw, vl] | T.if_then_else(
-                    vw * CODES_PER_WORD + vi < groups,
-                    T.shift_left(
-                        T.Cast("uint32", zero[vt, vw * CODES_PER_WORD + vi, vl]),
-                        T.Cast("uint32", vi * 4),
-                    ),
-                    T.uint32(0),
+                    packed[vt, vu, vw] = T.uint32(0)
+                packed[vt, vu, vw] = packed[vt, vu, vw] | T.shift_left(
+                    zero_of(zero, vt, vu, vw, vi), T.Cast("uint32", vi * 4)
                 )
 
     return pack_zero_points
