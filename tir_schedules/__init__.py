@@ -16,12 +16,14 @@ from .fake_quantize_gradient import FakeQuantizeGradient
 from .fallback import CpuFallback
 from .group_sums import GroupSums
 from .matmul import Matmul
+from .matmul_cuda import TensorCoreMatmul
 from .quantize_activation import QuantizeActivation
 from .tuning_space import tuned_rows
 
 RULES: tuple[dlight.ScheduleRule, ...] = (
     Attention(),
     Matmul(),
+    TensorCoreMatmul(),
     QuantizeActivation(),
     FakeQuantizeGradient(),
     CpuFallback(),

@@ -17,10 +17,10 @@ from .attention_cuda_block import Block, launch
 from .attention_cuda_fma import ScalarProducts
 from .attention_cuda_mma import TensorCoreProducts
 from .attention_cuda_products import Products
-from .attention_cuda_ptx import commit_copies, local, synchronize, wait_for_copies
 from .attention_cuda_softmax import Softmax
 from .attention_cuda_tiling import MOST_BLOCKS, Tiling
 from .attention_spec import AttentionSpec
+from .cuda_ptx import commit_copies, local, synchronize, wait_for_copies
 from .cuda_target import architecture
 from .emit import when, with_emitted_body
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .attention_cuda_ptx import CHUNK, allocate_shared, copy_chunk, local
 from .attention_cuda_tiling import ROWS, Tiling
 from .attention_spec import AttentionSpec
+from .cuda_ptx import CHUNK, allocate_shared, copy_chunk, local
 from .emit import ceildiv, int64, when
 
 WARPS, LANES = ROWS // 16, 32
@@ -164,7 +164,7 @@ def launch(spec: AttentionSpec) -> Iterator[Block]:
             num_keys=T.Select(exists, spec.num_keys, int64(0)),
             warp=warp,
             lane=lane,
-            shared=allocate_shared(tiling.elements * tiling.bytes),
+            shared=allocate_shared(tiling.elements * tiling.bytes, "attention_tiles"),
         )
 
 

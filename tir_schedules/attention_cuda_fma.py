@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .attention_cuda_products import Products
-from .attention_cuda_ptx import from_lane_of_quad, load_words, local, store_words
+from .cuda_ptx import from_lane_of_quad, load_words, local, store_words
 
 
 @dataclass(frozen=True)

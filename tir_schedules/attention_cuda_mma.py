@@ -10,7 +10,7 @@ from tvm.tirx.script import builder as T
 
 from .attention_cuda_block import Block
 from .attention_cuda_products import Products
-from .attention_cuda_ptx import (
+from .cuda_ptx import (
     load_matrices,
     local,
     multiply_add,
@@ -44,7 +44,7 @@ class TensorCoreProducts(Products):
         """16 of the head's dimensions of this warp's rows, as a left factor."""
         block = self.block
         row, column = block.warp * 16 + block.lane % 16, step * 16 + block.lane // 16 * 8
-        load_matrices(self.queries, at, block.shared, row * block.tiling.pitch + column)
+        load_matrices(self.queries, at, block.shared, (row * block.tiling.pitch + column) * 2)
 
     def score(self, scores: tirx.Buffer) -> None:
         keys, lane, tiling = local(4, "uint32"), self.block.lane, self.block.tiling
@@ -57,7 +57,7 @@ class TensorCoreProducts(Products):
             with T.unroll(tiling.keys // 16) as n:
                 key, column = n * 16 + lane // 16 * 8 + lane % 8, step * 16 + lane // 8 % 2 * 8
                 at = key * tiling.pitch + column + tiling.first_key
-                load_matrices(keys, 0, self.block.shared, at)
+                load_matrices(keys, 0, self.block.shared, at * 2)
                 self._multiply_pair(scores, n, [self.queries[first + i] for i in range(4)], keys)
 
     def accumulate(self, weights: tirx.Buffer) -> None:
@@ -70,7 +70,7 @@ class TensorCoreProducts(Products):
             with T.unroll(tiling.value_width // 16) as n:
                 key, column = step * 16 + lane % 16, n * 16 + lane // 16 * 8
                 at = key * tiling.value_pitch + column + tiling.first_value
-                load_matrices(values, 0, self.block.shared, at, transposed=True)
+                load_matrices(values, 0, self.block.shared, at * 2, transposed=True)
                 self._multiply_pair(self.results, n, [packed[i] for i in range(4)], values)
 
     def _multiply_pair(

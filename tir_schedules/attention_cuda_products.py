@@ -13,8 +13,8 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .attention_cuda_block import Block
-from .attention_cuda_ptx import local
 from .attention_cuda_softmax import Softmax
+from .cuda_ptx import local
 from .emit import when
 
 

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .attention_cuda_block import Block
-from .attention_cuda_ptx import from_neighbour, local
+from .cuda_ptx import from_neighbour, local
 from .emit import int64, when
 
 _LOG2_E = math.log2(math.e)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from .attention_cuda_ptx import CHUNK
 from .attention_spec import AttentionSpec
+from .cuda_ptx import CHUNK
 from .emit import ceildiv, int64
 
 ROWS = 64

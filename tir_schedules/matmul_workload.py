@@ -40,17 +40,19 @@ def workload_of(product: Contraction) -> MatmulWorkload | None:
     )
 
 
-def prim_func(workload: MatmulWorkload, rows: int | None) -> tirx.PrimFunc:
-    layout = _layout(workload)
+def prim_func(workload: MatmulWorkload, rows: int | None, order: str = "vectors") -> tirx.PrimFunc:
+    layout = _layout(workload, order)
     if workload.family == _INT8:
         return int8_matmul(rows, layout, "float32")
     dtype = "float32" if workload.dtype == _ROUNDED else workload.dtype
-    return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, "vectors")
+    return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, order)
 
 
-def inputs(workload: MatmulWorkload, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+def inputs(
+    workload: MatmulWorkload, rows: int, rng: np.random.Generator, order: str = "vectors"
+) -> list[np.ndarray]:
     """Arguments of `prim_func`, from a normal distribution; codes are uniform."""
-    layout = _layout(workload)
+    layout = _layout(workload, order)
     weight = [
         rng.integers(0, 1 << 32, shape, dtype="uint32")
         if dtype == "uint32"
@@ -67,19 +69,22 @@ def inputs(workload: MatmulWorkload, rows: int, rng: np.random.Generator) -> lis
     return [codes.view("int32"), scale, sums, *weight]
 
 
-def excerpt(workload: MatmulWorkload, rows: int, inputs: list[np.ndarray]) -> Excerpt:
+def excerpt(
+    workload: MatmulWorkload, rows: int, inputs: list[np.ndarray], order: str = "vectors"
+) -> Excerpt:
     """A few rows."""
     at = sorted({0, 1 % rows, rows // 2, rows - 1})
-    first = len(inputs) - len(_layout(workload).shapes)
+    first = len(inputs) - len(_layout(workload, order).shapes)
     part = [*(x[at] for x in inputs[:first]), *inputs[first:]]
-    return Excerpt(prim_func(workload, len(at)), part, at, workload.k)
+    return Excerpt(prim_func(workload, len(at), order), part, at, workload.k)
 
 
-def _layout(workload: MatmulWorkload) -> PackedLayout:
+def _layout(workload: MatmulWorkload, order: str) -> PackedLayout:
+    activation = {_ROUNDED: _ROUNDED, "int8": "int8"}.get(workload.dtype)
     spec = QuantSpec(
         group_size=workload.group_size,
         symmetric=workload.symmetric,
         scale_dtype=workload.scale_dtype,
-        activation=_ROUNDED if workload.dtype == _ROUNDED else None,
+        activation=activation,
     )
-    return PackedLayout(workload.n, workload.k, spec, "vectors")
+    return PackedLayout(workload.n, workload.k, spec, order)

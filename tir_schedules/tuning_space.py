@@ -101,9 +101,10 @@ class Excerpt:
 
 
 class TunableRule(ScheduleRule, Generic[W]):
-    """A rule whose kernels `sits_tvm.tune` can tune."""
+    """A rule whose kernels of `families` `sits_tvm.tune` can tune, on targets of `kind`."""
 
     families: Sequence[str]
+    kind: str = "llvm"
 
     @abstractmethod
     def workload(self, func: tirx.PrimFunc, target: Target) -> W | None:
@@ -124,6 +125,16 @@ class TunableRule(ScheduleRule, Generic[W]):
     @abstractmethod
     def excerpt(self, workload: W, rows: int, inputs: list[np.ndarray]) -> Excerpt:
         """A part of the output for `inputs` that the plain function computes in seconds."""
+
+
+def rule_of(rules: Sequence[ScheduleRule], family: str, kind: str) -> TunableRule:
+    """The rule that tunes a family on a kind of target."""
+    (found,) = [
+        rule
+        for rule in rules
+        if isinstance(rule, TunableRule) and family in rule.families and kind == rule.kind
+    ]
+    return found
 
 
 def reachable(rows: tirx.Expr, spaces: Spaces) -> Spaces:

@@ -27,7 +27,7 @@ import sits_tvm  # noqa: F401, first: see tir_schedules
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.target import parse_target
 from tir_schedules import RULES, scheduling_passes
-from tir_schedules.tuning_space import sampled, with_parameters
+from tir_schedules.tuning_space import rule_of, sampled, with_parameters
 from tir_schedules.workloads import Workload
 
 from .search import values_of
@@ -89,7 +89,7 @@ def build_candidate(mod: IRModule, target: Target, _params: Any) -> Module:
 def allocate(check: Check, *call: Any) -> list[list[Tensor]]:
     """`f_alloc_argument` of a runner: the inputs of the check, and an output of NaN."""
     *_, device, infos, _ = call
-    (rule,) = [rule for rule in RULES if check.workload.family in getattr(rule, "families", ())]
+    rule = rule_of(RULES, check.workload.family, "llvm")
     inputs = rule.inputs(check.workload, check.rows, np.random.default_rng(0))
     _, dtype, shape = infos[-1]
     output = np.full([int(extent) for extent in shape], np.nan, str(dtype))

@@ -183,7 +183,6 @@ inline void run_block(uint64_t& random) {
 
 #include "cuda_host_memory.h"
 #include "cuda_host_types.h"
-#include "cuda_host_ptx.h"
 
 #define __CUDA_ARCH__ 900
 #define threadIdx (host::current->index)
@@ -212,6 +211,8 @@ inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
     host::block.warp_phases[host::current->warp]++;
   });
 }
+
+#include "cuda_host_ptx.h"
 
 namespace host {
 

@@ -105,6 +105,15 @@ void ldmatrix(uint32_t address, Words&... words) {
   int i = 0;
   ((words = operands.words[i++]), ...);
 }
+// All lanes are there: `together` demands it.
+inline void activemask(uint32_t& d, int line = __builtin_LINE()) {
+  host::current->line = line;
+  host::together<uint32_t>("activemask", d, [](uint32_t** lanes) {
+    for (int lane = 0; lane < LANES; ++lane) *lanes[lane] = ~0u;
+  });
+}
+inline void bar_warp_sync(uint32_t mask) { __syncwarp(mask, host::current->line); }
+
 // Asynchronous copies: `bytes` are read, the rest is zeros.
 
 inline void cp_async_ca(uint32_t to, const Ptr<void>& from, uint32_t size, uint32_t bytes) {
@@ -199,6 +208,8 @@ template <class T>
 void fma(uint32_t& d, uint32_t a, uint32_t b, uint32_t c) {
   each<T>(d, [](T x, T y, T z) { return host::multiply_add(x, y, z); }, a, b, c);
 }
+
+inline void fma_f32(float& d, float a, float b, float c) { d = __builtin_fmaf(a, b, c); }
 
 template <class T>
 void cvt_pair(uint32_t& d, float upper, float lower) {

@@ -42,7 +42,12 @@ _INSTRUCTIONS = {
     r"(add|sub|mul|fma)(?:\.rn)?\.(b?f16)x2": lambda m: f"{m[1]}<{_PAIRS[m[2]]}>",
     r"(lop3|prmt)\.b32": lambda m: m[1],
     r"ex2\.approx(?:\.ftz)?\.f32": lambda m: "ex2",
+    r"fma\.rn\.f32": lambda m: "fma_f32",
+    r"activemask\.b32": lambda m: "activemask",
+    r"bar\.warp\.sync": lambda m: "bar_warp_sync",
 }
+_GUARDED = re.compile(r"\{ \.reg \.pred p; setp\.ne\.b32 p, (%\d+), 0; @p ([^;]*); \}")
+"""How TVM spells an instruction that only some threads execute."""
 
 
 def translate(text):
@@ -113,6 +118,10 @@ def _calls(statement):
     code = "".join(re.findall(r'"((?:\\.|[^"\\])*)"', template))
     code = re.sub(r"\\[nt]", " ", code)
     values = [value for section in sections[:2] for value in _operands(section)]
+    guarded = _GUARDED.fullmatch(code.strip())
+    if guarded:
+        condition = values[int(guarded[1].removeprefix("%"))]
+        return f"(({condition}) ? (void)({_call(guarded[2], values)}) : (void)0)"
     instructions = [one.strip() for one in code.split(";") if one.strip()]
     return ", ".join(_call(one, values) for one in instructions)
 

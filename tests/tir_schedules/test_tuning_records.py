@@ -14,7 +14,7 @@ from tir_schedules import RULES, ApplyRecords, apply_records, tuned_rows
 from tir_schedules.matmul import Matmul
 from tir_schedules.packing import PackedLayout, unpack
 from tir_schedules.tuning_records import SHIPPED, Record, arch_of, read_records, write_records
-from tir_schedules.tuning_space import chosen
+from tir_schedules.tuning_space import chosen, rule_of
 from tir_schedules.workloads import MatmulWorkload
 
 WORKLOAD = MatmulWorkload("int4_matmul", 100, 70, 32, True, "float16", "float32")
@@ -139,7 +139,7 @@ SMALLEST = sorted(SHIPPED_RECORDS, key=lambda pair: pair[1].workload.n * pair[1]
 
 def of_shipped(arch, record, rows):
     """(rule, function, target) of a record."""
-    (rule,) = [rule for rule in RULES if record.workload.family in getattr(rule, "families", ())]
+    rule = rule_of(RULES, record.workload.family, "llvm")
     kernel_target = parse_target(f"llvm -mcpu={arch} -num-cores=2")
     with kernel_target, collect() as diagnostics:
         mod = tvm.IRModule({"main": rule.prim_func(record.workload, rows)})

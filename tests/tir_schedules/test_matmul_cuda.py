@@ -1,0 +1,26 @@
+"""The CUDA text of INT4 products, run on the host, against float64."""
+
+import pytest
+from matmul_cuda_runs import check, layout_of
+
+ROWS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65)
+QUICK = {(None, 32, False), (None, 128, True), ("int8", 64, False), ("int8", -1, True)}
+
+
+def formats():
+    for activation in (None, "int8"):
+        for group_size in (32, 64, 128, -1):
+            for symmetric in (True, False):
+                form = activation, group_size, symmetric
+                yield pytest.param(*form, marks=() if form in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("activation", "group_size", "symmetric"), formats())
+def test_one_function_serves_every_number_of_rows(activation, group_size, symmetric):
+    layout = layout_of(80, 328, activation, group_size=group_size, symmetric=symmetric)
+    check(layout, ROWS)
+
+
+@pytest.mark.parametrize("symmetric", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_bfloat16(symmetric):
+    check(layout_of(64, 384, group_size=64, symmetric=symmetric), ROWS, "bfloat16")

@@ -1,0 +1,153 @@
+"""The CUDA schedule of products with INT4 weights: tensor cores from sm_80 on, for every row count.
+
+A block keeps sums of its output channels and tokens in registers and walks along k. Codes, scales
+and activations of the next stages arrive in shared memory by `cp.async` meanwhile. The weight is
+the left factor of a product on tensor cores, its 16 rows being output channels, so that eight
+tokens, or one, cost one product. Codes are packed in the order of its fragments, see `packing`:
+a lane decodes the word that it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+from tvm.target import Target
+from tvm.tirx.script import builder as T
+
+from sits_tvm.diagnostics import Diagnostic, SitsError
+
+from .contraction import Contraction, Int4Weight, Int8Rows
+from .cuda_target import architecture
+from .emit import when, with_emitted_body
+from .matmul_cuda_block import launch
+from .matmul_cuda_half import HalfProducts
+from .matmul_cuda_int8 import LARGEST_CHANNEL, LARGEST_GROUP, Int8Products
+from .matmul_cuda_operands import Operands
+from .matmul_cuda_output import add_up_block, add_up_parts, partial_sums
+from .matmul_cuda_pipeline import for_each_stage
+from .matmul_cuda_spaces import tensor_core_spaces, tile_fault
+from .matmul_cuda_tile import Tile
+from .matmul_workload import excerpt, inputs, prim_func, workload_of
+from .recognise import recognise
+from .tir_nodes import is_const
+from .tuning_space import Spaces, TunableRule, chosen, emit_buckets, reachable, search_space
+from .workloads import MATMULS, MatmulWorkload
+
+_ORDER = "fragments"
+_SMALLEST_ARCH = 80
+_DTYPES = ("float16", "bfloat16")
+
+
+class TensorCoreMatmul(TunableRule[MatmulWorkload]):
+    """Schedule INT4 matmul with float16 or bfloat16 activations, with fused epilogues.
+
+    INT8 activations, too, see `int8_matmul`. Left to other rules: weights in another order,
+    activations in float32, an odd k, whose rows cannot be copied four bytes at a time, a channel
+    that is one group of more columns than an int32 holds the sum of, and GPUs older than sm_80.
+    """
+
+    families, kind = MATMULS, "cuda"
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The scheduled function, or its search space; None if it is not for this rule."""
+        found = _recognise(func, target)
+        if found is None:
+            return None
+        product, operands = found
+        spaces = _spaces(operands, target)
+        if tunable:
+            return search_space(func, spaces)
+        tiles = chosen(func, spaces)
+        _check(operands, spaces, tiles, target)
+        emitted = with_emitted_body(func, lambda: _emit(product, operands, spaces, tiles))
+        return s_tir.Schedule(emitted)
+
+    def workload(self, func: tirx.PrimFunc, target: Target) -> MatmulWorkload | None:
+        found = _recognise(func, target)
+        return None if found is None else workload_of(found[0])
+
+    def spaces(self, func: tirx.PrimFunc, target: Target) -> Spaces:
+        found = _recognise(func, target)
+        return {} if found is None else _spaces(found[1], target)
+
+    prim_func = staticmethod(partial(prim_func, order=_ORDER))
+    inputs = staticmethod(partial(inputs, order=_ORDER))
+    excerpt = staticmethod(partial(excerpt, order=_ORDER))
+
+
+def _recognise(func: tirx.PrimFunc, target: Target) -> tuple[Contraction, Operands] | None:
+    if target.kind.name != "cuda" or architecture(target) < _SMALLEST_ARCH:
+        return None
+    product = recognise(func, _ORDER)
+    if product is None or not isinstance(product.rhs, Int4Weight):
+        return None
+    operands = _operands(product)
+    return None if operands is None else (product, operands)
+
+
+def _operands(product: Contraction) -> Operands | None:
+    """None if the kernels do not take them."""
+    rows, n, weight = product.rows.extent, int(product.column.dom.extent), product.rhs
+    if isinstance(product.lhs, Int8Rows):
+        lhs, k = product.lhs, int(product.padded_k)
+        if weight.group_size > LARGEST_GROUP and k > LARGEST_CHANNEL:
+            return None
+        together = lhs.groups_per_scale
+        return Operands(lhs.codes, rows, None, weight, n, k, lhs.scale, lhs.sums, together)
+    x, k = _plain_activations(product), int(product.reduction.dom.extent)
+    if x is None or str(x.dtype) not in _DTYPES or k % 2:
+        return None
+    return Operands(x, rows, None, weight, n, k)
+
+
+def _plain_activations(product: Contraction) -> tirx.Buffer | None:
+    """The buffer of the left operand, if it is that, in rows of k, and nothing else."""
+    value = product.lhs.value if isinstance(product.lhs, tirx.Cast) else product.lhs
+    if not isinstance(value, ir.TensorLoad) or product.batch.iters:
+        return None
+    axes = [axis.var for axis in (*product.rows.iters, product.reduction)]
+    found = [index for index in value.indices if not is_const(index, 0)]
+    same = len(found) == len(axes) and all(a.same_as(b) for a, b in zip(axes, found, strict=True))
+    return value.source if same else None
+
+
+def _spaces(operands: Operands, target: Target) -> Spaces:
+    return reachable(operands.rows, tensor_core_spaces(operands, target))
+
+
+def _check(operands: Operands, spaces: Spaces, tiles: dict[str, Any], target: Target) -> None:
+    """SitsError if there is no kernel with the tile of a bucket."""
+    for bucket, tile in tiles.items():
+        fault = tile_fault(replace(operands, most=spaces[bucket].most), tile, target)
+        if fault is not None:
+            message = f"the parameters of rows {bucket} have no kernel: {fault}"
+            raise SitsError([Diagnostic.error("kernel-parameters", message)])
+
+
+def _emit(product: Contraction, operands: Operands, spaces: Spaces, tiles: dict[str, Any]) -> None:
+    """The kernels of each bucket; the host chooses by the number of rows. No row, no kernel."""
+    rows = operands.rows
+    if is_const(rows, 0):
+        T.evaluate(0)
+        return
+
+    def emit(bucket: str) -> None:
+        _emit_bucket(product, replace(operands, most=spaces[bucket].most), tiles[bucket])
+
+    with when(isinstance(rows, tirx.IntImm) or rows > 0):
+        emit_buckets(rows, spaces, emit)
+
+
+def _emit_bucket(product: Contraction, operands: Operands, tile: Tile) -> None:
+    operands = operands.flat()
+    kind = Int8Products if operands.is_int8 else HalfProducts
+    partial_ = partial_sums(tile.split, operands.rows, operands.n) if tile.split > 1 else None
+    with launch(operands, tile) as block:
+        products = kind.allocate(block)
+        for_each_stage(block, products.accumulate)
+        add_up_block(product, block, products.finish(), partial_)
+    if partial_ is not None:
+        add_up_parts(product, operands.rows, partial_)

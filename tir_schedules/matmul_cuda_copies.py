@@ -1,0 +1,143 @@
+"""How the operands of a CUDA INT4 product arrive in shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from .cuda_ptx import copy_chunk
+from .matmul_cuda_block import Block, int64_of
+from .matmul_cuda_tile import CHANNELS, LANES, PIECE, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
+
+_CONTIGUOUS = 8
+"""Pieces of a row, a cache line, that threads side by side have at least."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The asynchronous copies of a block, shared out among the warps that read a slice."""
+
+    block: Block
+
+    @property
+    def _all_units_exist(self) -> bool:
+        return self.block.operands.units % self.block.tile.step_units == 0
+
+    def start(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
+        """Start to copy the operands of a slice."""
+        self._codes(first_unit, slice_)
+        self._activations(first_unit, slice_)
+        if self.block.stage.groups:
+            self._scales(first_unit, slice_)
+        if self.block.stage.has_zeros:
+            self._zeros(first_unit, slice_)
+        if self.block.stage.groups and self.block.operands.is_int8:
+            self._activation_scales(first_unit, slice_)
+
+    def _codes(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
+        codes = self.block.operands.weight.codes
+        per_tile = self.block.tile.units * UNIT_BYTES // PIECE
+        for tile, piece, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
+            unit, words = first_unit + piece // LANES, piece % LANES * (PIECE // 4)
+            exists = True
+            if not self._all_units_exist:
+                exists = unit < self.block.operands.units
+                unit = tirx.min(unit, self.block.operands.units - 1)
+            source = codes[self.block.channel(int64_of(tile)), int64_of(unit), int64_of(words)]
+            to = (tile * per_tile + piece) * PIECE
+            copy_chunk(slice_, to, T.address_of(source), exists, PIECE, is_mine)
+
+    def _activations(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
+        operands, stage, each = (
+            self.block.operands,
+            self.block.stage,
+            self.block.operands.per_element,
+        )
+        size = math.gcd(operands.k, PIECE // stage.width)  # columns of a piece
+        for row, piece, is_mine in self._pieces(stage.tokens, self.block.tile.units * UNIT // size):
+            at, exists = first_unit * (UNIT // each) + piece * (size // each), True
+            if not self._whole_columns:
+                exists = at < operands.k // each
+                at = tirx.min(at, (operands.k - size) // each)
+            source = operands.x[self._row(row) * (operands.k // each) + int64_of(at)]
+            to = stage.activations + row * stage.pitch + piece * (size * stage.width)
+            copy_chunk(slice_, to, T.address_of(source), exists, size * stage.width, is_mine)
+
+    def _row(self, row: tirx.Expr) -> tirx.Expr:
+        """The last one instead of those behind it; their results are dropped."""
+        here = self.block.first_row + int64_of(row)
+        return tirx.min(here, self.block.operands.rows - 1) if self.block.stage.tokens > 1 else here
+
+    def _activation_scales(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
+        """Scales of INT8 activations and, for zero points, sums."""
+        operands, stage = self.block.operands, self.block.stage
+        scales, sums, together = operands.x_scale, operands.x_sums, operands.groups_per_scale
+        assert scales is not None
+        assert sums is not None
+        for row, piece, is_mine in self._pieces(stage.token_pitch, stage.groups):
+            exists = self.block.group(first_unit) + piece < operands.groups
+            group = tirx.min(self.block.group(first_unit) + piece, operands.groups - 1)
+            at = (piece * stage.token_pitch + row) * 4
+            here = tirx.min(self.block.first_row + int64_of(row), operands.rows - 1)
+            part, parts = group // together, operands.groups // together
+            source = scales[here * parts + int64_of(part)]
+            copy_chunk(slice_, stage.activation_scales + at, T.address_of(source), True, 4, is_mine)
+            if stage.has_zeros:
+                source = sums[here * operands.groups + int64_of(group)]
+                to = stage.activation_sums + at
+                copy_chunk(slice_, to, T.address_of(source), exists, 4, is_mine)
+
+    @property
+    def _whole_columns(self) -> bool:
+        return self.block.operands.k % (self.block.tile.step_units * UNIT) == 0
+
+    def _scales(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
+        stage, scale = self.block.stage, self.block.operands.weight.scale
+        per_group = CHANNELS * stage.scale_width // PIECE
+        per_tile = stage.groups * per_group
+        for tile, piece, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
+            group = self.block.group(first_unit) + piece // per_group
+            if self.block.operands.groups % (stage.groups * self.block.tile.warps_k):
+                group = tirx.min(group, self.block.operands.groups - 1)
+            first = piece % per_group * (PIECE // stage.scale_width)
+            at = self.block.channel(int64_of(tile)), int64_of(group), int64_of(first)
+            to = stage.scales + (tile * per_tile + piece) * PIECE
+            copy_chunk(slice_, to, T.address_of(scale[at]), True, PIECE, is_mine)
+
+    def _zeros(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
+        """Words of four groups."""
+        stage, zeros = self.block.stage, self.block.operands.weight.zero_point
+        assert zeros is not None
+        per_tile = stage.zero_words * ZERO_BYTES // PIECE
+        for tile, piece, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
+            last = (self.block.operands.groups - 1) // ZERO_GROUPS
+            word = self.block.group(first_unit) // ZERO_GROUPS + piece // (ZERO_BYTES // PIECE)
+            first = piece % (ZERO_BYTES // PIECE) * (PIECE // 4)
+            at = self.block.channel(int64_of(tile)), int64_of(tirx.min(word, last)), int64_of(first)
+            to = stage.zeros + (tile * per_tile + piece) * PIECE
+            copy_chunk(slice_, to, T.address_of(zeros[at]), True, PIECE, is_mine)
+
+    def _pieces(
+        self, rows: int, per_row: int
+    ) -> Iterator[tuple[tirx.Expr, tirx.Expr, tirx.Expr | bool]]:
+        """Row and number of each piece that this thread has, of those that share its slice.
+
+        Threads side by side have pieces side by side; a thread has few rows: a copy takes a small
+        constant in its address for free, but not the distance of rows.
+        """
+        sharing = self.block.tile.warps_n * self.block.tile.warps_m
+        threads = sharing * LANES
+        thread = self.block.warp % sharing * LANES + self.block.lane
+        across = min(per_row, max(_CONTIGUOUS, threads // rows))
+        while per_row % across or threads % across:
+            across -= 1
+        down = threads // across
+        for step in range(-(-rows // down)):
+            row = thread // across + step * down
+            is_mine = True if rows % down == 0 else row < rows
+            for i in range(per_row // across):
+                yield row, thread % across + i * across, is_mine

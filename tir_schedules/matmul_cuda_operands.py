@@ -1,0 +1,83 @@
+"""What a CUDA INT4 product reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from .contraction import Int4Weight
+from .matmul_cuda_tile import UNIT, Stage, Tile
+
+
+@dataclass(frozen=True)
+class Operands:
+    """X (m, k), whose rows follow each other, and the parts of W (n, k) in fragment order.
+
+    INT8 activations come four to an int32, with scales (m, parts) and sums (m, groups). `most` is
+    the largest number of rows that there can be; None: there is none.
+    """
+
+    x: tirx.Buffer
+    rows: tirx.Expr
+    most: int | None
+    weight: Int4Weight
+    n: int
+    k: int
+    x_scale: tirx.Buffer | None = None
+    x_sums: tirx.Buffer | None = None
+    groups_per_scale: int = 1
+
+    @property
+    def is_int8(self) -> bool:
+        return self.x_scale is not None
+
+    @property
+    def per_element(self) -> int:
+        """Columns in an element of X."""
+        return 4 if self.is_int8 else 1
+
+    @property
+    def channel_tiles(self) -> int:
+        return int(self.weight.codes.shape[0])
+
+    @property
+    def units(self) -> int:
+        return int(self.weight.codes.shape[1])
+
+    @property
+    def groups(self) -> int:
+        return int(self.weight.scale.shape[1])
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.groups > 1
+
+    def steps(self, tile: Tile) -> int:
+        """Stages of all blocks along k."""
+        return -(-self.units // tile.step_units)
+
+    def steps_of_part(self, tile: Tile) -> int:
+        """Stages of a block; the last one along k may have fewer."""
+        return -(-self.steps(tile) // tile.split)
+
+    def flat(self) -> Operands:
+        """With activations as one axis: axes of rows cost divisions."""
+
+        def one_axis(buffer: tirx.Buffer | None) -> tirx.Buffer | None:
+            if buffer is None:
+                return None
+            size = self.rows * buffer.shape[-1]
+            return T.decl_buffer((size,), str(buffer.dtype), data=buffer.data)
+
+        x, scale, sums = map(one_axis, (self.x, self.x_scale, self.x_sums))
+        return replace(self, x=x, x_scale=scale, x_sums=sums)
+
+    def stage(self, tile: Tile) -> Stage:
+        width = self.x.dtype.itemsize // self.per_element
+        scale = self.weight.scale.dtype.itemsize
+        groups = tile.units * UNIT // self.weight.group_size if self.is_grouped else 0
+        tokens = min(tile.block_tokens, self.most or tile.block_tokens)
+        zeros = self.is_grouped and self.weight.zero_point is not None
+        return Stage(tile, tokens, width, groups, scale, zeros, self.is_int8)

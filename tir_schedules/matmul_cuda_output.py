@@ -1,0 +1,146 @@
+"""The end of a CUDA INT4 product: sums of warps and blocks along k, and the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from .contraction import Contraction, unflatten
+from .cuda_ptx import load_shared, local, store_shared, synchronize, wait_for_copies
+from .emit import int64, when
+from .matmul_cuda_block import Block, int64_of
+from .matmul_cuda_tile import CHANNELS, TOKENS
+
+_VECTOR = 4
+"""Output channels that a thread finishes side by side."""
+
+_THREADS = 128
+
+
+def add_up_block(
+    product: Contraction, block: Block, sums: tirx.Buffer, partial: tirx.Buffer | None
+) -> None:
+    """Add up what the warps along k have, in their order, by way of shared memory.
+
+    To `partial` (split, m, n) if there are several blocks along k, else to the epilogue.
+    """
+    wait_for_copies()  # none is under way; and no warp reads operands any more
+    _write_sums(block, sums)
+    synchronize()
+    stage, tile = block.stage, block.tile
+    across = tile.block_channels // _VECTOR
+    count = stage.tokens * across
+    with T.serial(0, -(-count // tile.threads)) as step:
+        number = step * tile.threads + block.thread
+        token, channel = number // across, number % across * _VECTOR
+        row = block.first_row + int64_of(token)
+        column = block.first_channel_tile * CHANNELS + int64_of(channel)
+        inside = [row < block.operands.rows]
+        if count % tile.threads:
+            inside.append(number < count)
+        if block.operands.n % tile.block_channels:
+            inside.append(column < block.operands.n)
+        with when(tirx.all(*inside)):
+            totals = _totals(block, token, channel)
+            if partial is None:
+                finish(product, row, column, totals)
+            else:
+                _store_vector(partial, [int64_of(block.part), row, column], totals)
+
+
+def _write_sums(block: Block, sums: tirx.Buffer) -> None:
+    stage, tile, lane = block.stage, block.tile, block.lane
+    for token in range(tile.tokens):
+        for e in range(2):
+            row = (block.warp_m * tile.tokens + token) * TOKENS + lane % 4 * 2 + e
+            with when(stage.tokens >= tile.block_tokens or row < stage.tokens):
+                for channel in range(tile.channels):
+                    first = (block.warp_n * tile.channels + channel) * CHANNELS + lane // 4
+                    for u in range(2):
+                        at = (block.warp_k * stage.tokens + row) * stage.sum_pitch + first + 8 * u
+                        value = sums[(channel * tile.tokens + token) * 4 + 2 * u + e]
+                        store_shared(block.shared, at * 4, value)
+
+
+def _totals(block: Block, token: tirx.Expr, channel: tirx.Expr) -> tirx.Buffer:
+    stage, values, totals = block.stage, local(_VECTOR), local(_VECTOR)
+    for part in range(block.tile.warps_k):
+        at = (part * stage.tokens + token) * stage.sum_pitch + channel
+        load_shared(values if part else totals, 0, block.shared, at * 4, _VECTOR)
+        if part:
+            _add(totals, values)
+    return totals
+
+
+def _add(totals: tirx.Buffer, values: tirx.Buffer) -> None:
+    for i in range(_VECTOR):
+        T.buffer_store(totals, totals[i] + values[i], [i])
+
+
+def _store_vector(partial: tirx.Buffer, at: Sequence[tirx.Expr], values: tirx.Buffer) -> None:
+    """Columns of `partial` are padded to whole vectors."""
+    *outer, column = at
+    with T.vectorized(0, _VECTOR) as lane:
+        T.buffer_store(partial, values[lane], [*outer, column + int64_of(lane)])
+
+
+def partial_sums(split: int, rows: tirx.Expr, n: int) -> tirx.Buffer:
+    """What blocks along k leave to `add_up_parts`, in global memory."""
+    columns = -(-n // _VECTOR) * _VECTOR
+    return T.alloc_buffer((int64(split), rows, int64(columns)), "float32", scope="global")
+
+
+def add_up_parts(product: Contraction, rows: tirx.Expr, partial: tirx.Buffer) -> None:
+    """A kernel that adds up the parts along k, in their order, and runs the epilogue."""
+    vectors = int(partial.shape[2]) // _VECTOR
+    across = -(-vectors // _THREADS)
+    with (
+        T.launch_thread("blockIdx.x", rows * across) as x,
+        T.launch_thread("threadIdx.x", _THREADS) as thread,
+    ):
+        number = T.Cast("uint32", x)
+        vector = T.Cast("int32", number % across) * _THREADS + thread
+        row, column = T.Cast("int64", number // across), int64_of(vector * _VECTOR)
+        with when(vectors % _THREADS == 0 or vector < vectors):
+            totals, values = local(_VECTOR), local(_VECTOR)
+            for part in range(int(partial.shape[0])):
+                with T.vectorized(0, _VECTOR) as lane:
+                    value = partial[int64(part), row, column + int64_of(lane)]
+                    T.buffer_store(values if part else totals, value, [lane])
+                if part:
+                    _add(totals, values)
+            finish(product, row, column, totals)
+
+
+def finish(product: Contraction, row: tirx.Expr, column: tirx.Expr, totals: tirx.Buffer) -> None:
+    """Send sums of columns side by side through the epilogue; those behind the last are dropped."""
+    kept = {buffer: local(_VECTOR, str(buffer.dtype)) for buffer in product.intermediates}
+    rows, columns = _axes(product, row), int(product.column.dom.extent)
+
+    def one(lane: tirx.Expr | int) -> None:
+        def keep(buffer: tirx.Buffer, value: tirx.Expr) -> tirx.Expr:
+            T.buffer_store(kept[buffer], value, [lane])
+            return kept[buffer][lane]
+
+        at = {**rows, product.column.var: column + int64_of(lane)}
+        product.finish(at, totals[lane], keep, T.buffer_store)
+
+    if columns % _VECTOR == 0:
+        with T.vectorized(0, _VECTOR) as lane:
+            one(lane)
+        return
+    for lane in range(_VECTOR):
+        with when(column + lane < columns):
+            one(lane)
+
+
+def _axes(product: Contraction, row: tirx.Expr) -> dict[tirx.Var, tirx.Expr]:
+    """The value of each axis of rows. A division of 64 bits would be a call."""
+    iters = product.rows.iters
+    if len(iters) < 2:
+        return product.rows.at(row)
+    extents = [T.Cast("uint32", axis.dom.extent) for axis in iters]
+    indices = unflatten(T.Cast("uint32", row), extents)
+    return {axis.var: T.Cast("int64", at) for axis, at in zip(iters, indices, strict=True)}

@@ -1,0 +1,66 @@
+"""The walk of a block along k: the next stages of shared memory fill while one is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from .cuda_ptx import commit_copies, local, synchronize, synchronize_warp, wait_for_own_copies
+from .emit import when
+from .matmul_cuda_block import Block
+from .matmul_cuda_copies import Copies
+from .matmul_cuda_tile import Stage
+
+Visit: TypeAlias = Callable[[tirx.Expr, tirx.Expr], None]
+
+
+def for_each_stage(block: Block, visit: Visit) -> None:
+    """`visit` each stage: the first unit of this warp's slice, and where the slice lies."""
+    tile, stage, operands, copies = block.tile, block.stage, block.operands, Copies(block)
+    ahead, steps = tile.stages - 1, operands.steps_of_part(tile)
+    first, count = 0, steps
+    if tile.split > 1:
+        first = block.part * steps
+        count = tirx.min(operands.steps(tile) - first, steps)
+    own = block.shared + T.Cast("uint32", block.warp_k * stage.slice)
+    for step in range(ahead):
+        if step < steps:
+            with when(step < count):
+                slot = own + tirx.const(step * stage.bytes, "uint32")
+                copies.start(_unit(block, first + step), slot)
+        commit_copies()
+    slots = local(2, "uint32")
+    T.buffer_store(slots, tirx.const(0, "uint32"), [0])
+    T.buffer_store(slots, tirx.const(ahead * stage.bytes, "uint32"), [1])
+    with T.serial(0, count) as step:
+        wait_for_own_copies(pending=ahead - 1)
+        _meet(block)
+        with when(step + ahead < count):
+            copies.start(_unit(block, first + (step + ahead)), own + slots[1])
+        commit_copies()
+        visit(_unit(block, first + step), own + slots[0])
+        for i in range(2):
+            _advance(slots, i, stage)
+
+
+def _unit(block: Block, step: tirx.Expr | int) -> tirx.Expr:
+    """The first that this warp takes in a stage."""
+    return step * block.tile.step_units + block.warp_k * block.tile.units
+
+
+def _meet(block: Block) -> None:
+    """Wait for the warps that share this slice: what one copied, all read."""
+    if block.tile.warps_n * block.tile.warps_m == 1:
+        synchronize_warp()
+    else:
+        synchronize()
+
+
+def _advance(slots: tirx.Buffer, i: int, stage: Stage) -> None:
+    size, last = stage.bytes, stage.pipeline_bytes - stage.bytes
+    following = slots[i] + tirx.const(size, "uint32")
+    is_last = slots[i] == tirx.const(last, "uint32")
+    T.buffer_store(slots, T.Select(is_last, tirx.const(0, "uint32"), following), [i])

@@ -1,0 +1,114 @@
+"""Tiles of the CUDA kernels for products with INT4 weights: defaults by shape, and the choices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm.target import Target
+
+from .cuda_target import multiprocessors, shared_memory
+from .matmul_cuda_operands import Operands
+from .matmul_cuda_tile import UNIT, UNIT_BYTES, Tile
+from .tuning_space import Space, Spaces
+
+_FEW = {"2-8": (8, Tile(2, 1, 4, 1, 1, 4, 4)), "9-16": (16, Tile(2, 2, 4, 1, 1, 4, 4))}
+_SOME = {"17-32": (32, Tile(2, 4, 4, 1, 1, 2, 4)), "33-64": (64, Tile(2, 8, 4, 1, 1, 2, 4))}
+_MANY = Tile(2, 8, 4, 1, 1, 2, 4)
+"""Tiles by the largest number of rows; those of `_FEW` and `_SOME` are cut along k, too."""
+
+_CHOICES = {
+    "channels": (1, 2, 4),
+    "tokens": (1, 2, 4, 8, 12, 16),
+    "warps_n": (1, 2, 4),
+    "warps_m": (1, 2, 4),
+    "warps_k": (1, 2, 4, 8),
+    "units": (1, 2, 4, 8),
+    "stages": (2, 3, 4, 5, 6, 8),
+    "split": (1, 2, 3, 4, 6, 8),
+}
+
+_IN_FLIGHT = 40 << 10
+"""Bytes of the weight that are on their way to a multiprocessor at least: Little's law."""
+
+_PER_THREAD = 1024
+"""Codes that a thread of a product with one row decodes at least: more threads, more overhead."""
+
+_PER_BLOCK = 32 << 10
+"""Bytes of the weight that a block reads at least where blocks share the work along k."""
+
+_MOST_THREADS = 1024
+
+
+def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
+    """A `Tile` for each range of rows."""
+    one = _fitted(operands, _one_row(operands, target), 1, target)
+    spaces = {"1": Space(1, 1, one, _CHOICES)}
+    for bucket, (most, tile) in {**_FEW, **_SOME}.items():
+        spaces[bucket] = Space(most, most, _fitted(operands, tile, most, target), _CHOICES)
+    return {**spaces, "65+": Space(None, 1024, _fitted(operands, _MANY, None, target), _CHOICES)}
+
+
+def tile_fault(operands: Operands, tile: Tile, target: Target) -> str | None:
+    """Why there is no kernel with this tile; None if there is."""
+    columns, group = tile.units * UNIT, operands.weight.group_size
+    if operands.is_grouped and columns % group:
+        return f"units={tile.units} are {columns} columns, no multiple of the group size {group}"
+    if tile.threads > _MOST_THREADS:
+        return f"{tile.warps} warps are too many"
+    if tile.split > 1 and (tile.split - 1) * operands.steps_of_part(tile) >= operands.steps(tile):
+        return f"split={tile.split} leaves a block without work along k"
+    needed, most = operands.stage(tile).shared_bytes, shared_memory(target)
+    if needed > most:
+        return f"needs {needed} bytes of shared memory, more than {most}"
+    return None
+
+
+def _one_row(operands: Operands, target: Target) -> Tile:
+    """Few threads where there is little work for each, else four warps along k."""
+    channels = 2 if operands.channel_tiles >= 4 * multiprocessors(target) else 1
+    warps = min(4, channels * operands.units * UNIT // (2 * _PER_THREAD))
+    return Tile(channels, 1, 1, 1, 1 << max(0, warps.bit_length() - 1), 8 // channels // 2, 4)
+
+
+def _fitted(operands: Operands, tile: Tile, most: int | None, target: Target) -> Tile:
+    """A tile no larger than the weight, with blocks for all multiprocessors where rows are few."""
+    operands = replace(operands, most=most)
+    while tile.warps_n > 1 and tile.channel_tiles // 2 >= operands.channel_tiles:
+        tile = replace(tile, warps_n=tile.warps_n // 2)
+    while tile.warps_k > 1 and tile.step_units > operands.units:
+        tile = replace(tile, warps_k=tile.warps_k // 2)
+    if most is not None:
+        tile = replace(tile, split=_split(operands, tile, target))
+    return _with_stages(operands, tile, target)
+
+
+def _split(operands: Operands, tile: Tile, target: Target) -> int:
+    """The fewest blocks along k that keep all multiprocessors busy, each with enough to do."""
+    blocks = -(-operands.channel_tiles // tile.channel_tiles)
+    most = operands.units * tile.channel_tiles * UNIT_BYTES // _PER_BLOCK
+    for split in _CHOICES["split"]:
+        more = replace(tile, split=split)
+        if split > 1 and (split > most or tile_fault(operands, more, target)):
+            continue
+        best = split
+        if blocks * split >= multiprocessors(target) - 4:
+            break
+    return best
+
+
+def _with_stages(operands: Operands, tile: Tile, target: Target) -> Tile:
+    """As many stages as keep enough of the weight on its way, of those that fit."""
+    blocks = -(-operands.channel_tiles // tile.channel_tiles) * tile.split
+    share = operands.channel_tiles * operands.units * UNIT_BYTES // multiprocessors(target)
+    at_once = -(-blocks // multiprocessors(target))
+    per_stage = tile.channel_tiles * tile.step_units * UNIT_BYTES
+    for stages in _CHOICES["stages"]:
+        more = replace(tile, stages=stages)
+        if tile_fault(operands, more, target):
+            break
+        best = more
+        if stages >= tile.stages and (stages - 1) * per_stage * at_once >= min(
+            _IN_FLIGHT, share // 2
+        ):
+            break
+    return best

@@ -1,0 +1,170 @@
+"""How a CUDA kernel for products with INT4 weights is cut into blocks, warps and stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHANNELS, TOKENS = 16, 8
+"""Output channels and tokens of a product on tensor cores: the weight is its left factor."""
+
+UNIT = 64
+"""Columns of a unit: with 16 channels what a warp reads of the weight at once, see `packing`."""
+
+UNIT_BYTES = UNIT * CHANNELS // 2
+ZERO_GROUPS, ZERO_BYTES = 4, 32
+"""Groups whose zero points share a word, and bytes of these words of a tile of channels."""
+
+LANES = 32
+PIECE = 16
+"""Bytes that a thread copies at once at most."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of a block.
+
+    Attributes
+    ----------
+    channels, tokens : int
+        Tiles of 16 output channels and of 8 tokens that a warp computes.
+    warps_n, warps_m, warps_k : int
+        Warps of a block along channels, along tokens, and along k; these add up what they have in
+        shared memory.
+    units : int
+        Units of 64 columns that a warp takes per stage.
+    stages : int
+        Stages of shared memory; all but one are on their way while one is multiplied.
+    split : int
+        Blocks along k; a second kernel adds up what they have.
+    """
+
+    channels: int
+    tokens: int
+    warps_n: int
+    warps_m: int
+    warps_k: int
+    units: int
+    stages: int
+    split: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.warps_n * self.warps_m * self.warps_k
+
+    @property
+    def threads(self) -> int:
+        return self.warps * LANES
+
+    @property
+    def channel_tiles(self) -> int:
+        """Of a block."""
+        return self.channels * self.warps_n
+
+    @property
+    def block_channels(self) -> int:
+        return CHANNELS * self.channel_tiles
+
+    @property
+    def block_tokens(self) -> int:
+        return TOKENS * self.tokens * self.warps_m
+
+    @property
+    def step_units(self) -> int:
+        """Units that a block takes per stage."""
+        return self.units * self.warps_k
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the operands of a stage lie in shared memory, in bytes.
+
+    A slice for each warp along k holds (codes, activations, scales, zero points) and, of INT8
+    activations, by group and token (scales, sums). Rows of activations are 16 bytes apart from a
+    multiple of 64, so that eight of them lie in different banks.
+
+    Attributes
+    ----------
+    tokens : int
+        Rows of activations that are there; a block may have fewer than its tile.
+    width : int
+        Bytes of an activation.
+    groups : int
+        Groups of the weight in a slice, 0 if each channel is one group.
+    scale_width : int
+        Bytes of a scale.
+    has_zeros : bool
+    is_int8 : bool
+    """
+
+    tile: Tile
+    tokens: int
+    width: int
+    groups: int
+    scale_width: int
+    has_zeros: bool
+    is_int8: bool
+
+    @property
+    def pitch(self) -> int:
+        """Of rows of activations."""
+        return self.tile.units * UNIT * self.width + PIECE
+
+    @property
+    def activations(self) -> int:
+        return self.tile.channel_tiles * self.tile.units * UNIT_BYTES
+
+    @property
+    def scales(self) -> int:
+        return self.activations + self.tokens * self.pitch
+
+    @property
+    def zeros(self) -> int:
+        return self.scales + self.tile.channel_tiles * self.groups * CHANNELS * self.scale_width
+
+    @property
+    def zero_words(self) -> int:
+        """Of zero points, that a lane reads of a slice."""
+        return max(1, self.groups // ZERO_GROUPS)
+
+    @property
+    def activation_scales(self) -> int:
+        words = self.tile.channel_tiles * self.zero_words * self.has_zeros
+        return self.zeros + words * ZERO_BYTES
+
+    @property
+    def activation_sums(self) -> int:
+        return self.activation_scales + self.groups * self.token_pitch * 4 * self.is_int8
+
+    @property
+    def token_pitch(self) -> int:
+        """Tokens from one group to the next: lanes read those of a pair."""
+        return -(-self.tokens // 2) * 2
+
+    @property
+    def slice(self) -> int:
+        sums = self.groups * self.token_pitch * 4 * (self.is_int8 and self.has_zeros)
+        return -(-(self.activation_sums + sums) // PIECE) * PIECE
+
+    @property
+    def bytes(self) -> int:
+        return self.slice * self.tile.warps_k
+
+    @property
+    def pipeline_bytes(self) -> int:
+        return self.bytes * self.tile.stages
+
+    @property
+    def sum_pitch(self) -> int:
+        """Floats from one token to the next in the sums, which are there at the end.
+
+        Eight channels and four tokens that a warp writes at once lie in different banks.
+        """
+        return self.tile.block_channels + 4
+
+    @property
+    def sum_bytes(self) -> int:
+        return 4 * self.tile.warps_k * self.tokens * self.sum_pitch
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.pipeline_bytes, self.sum_bytes)
