@@ -39,33 +39,42 @@ class Copies:
             self._activation_scales(first_unit, slice_)
 
     def _codes(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        codes = self.block.operands.weight.codes
+        codes, units = self.block.operands.weight.codes, self.block.operands.units
         per_tile = self.block.tile.units * UNIT_BYTES // PIECE
-        for tile, piece, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
-            unit, words = first_unit + piece // LANES, piece % LANES * (PIECE // 4)
-            exists = True
-            if not self._all_units_exist:
-                exists = unit < self.block.operands.units
-                unit = tirx.min(unit, self.block.operands.units - 1)
-            source = codes[self.block.channel(int64_of(tile)), int64_of(unit), int64_of(words)]
-            to = (tile * per_tile + piece) * PIECE
-            copy_chunk(slice_, to, T.address_of(source), exists, PIECE, is_mine)
+        for tile, piece, more, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
+            at = first_unit + piece // LANES, piece % LANES * (PIECE // 4)
+            source = codes[self.block.channel(tile), *map(int64_of, at)]
+            exists = self._all_units_exist or first_unit + (piece + more) // LANES < units
+            to = (tile * per_tile + piece + more) * PIECE
+            self._copy(slice_, to, source, more * PIECE, exists, PIECE, is_mine)
 
     def _activations(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        operands, stage, each = (
-            self.block.operands,
-            self.block.stage,
-            self.block.operands.per_element,
-        )
+        operands, stage = self.block.operands, self.block.stage
+        each = operands.per_element
         size = math.gcd(operands.k, PIECE // stage.width)  # columns of a piece
-        for row, piece, is_mine in self._pieces(stage.tokens, self.block.tile.units * UNIT // size):
-            at, exists = first_unit * (UNIT // each) + piece * (size // each), True
-            if not self._whole_columns:
-                exists = at < operands.k // each
-                at = tirx.min(at, (operands.k - size) // each)
+        per_row, wide = self.block.tile.units * UNIT // size, size * stage.width
+        for row, piece, more, is_mine in self._pieces(stage.tokens, per_row):
+            at = first_unit * (UNIT // each) + piece * (size // each)
             source = operands.x[self._row(row) * (operands.k // each) + int64_of(at)]
-            to = stage.activations + row * stage.pitch + piece * (size * stage.width)
-            copy_chunk(slice_, to, T.address_of(source), exists, size * stage.width, is_mine)
+            exists = self._whole_columns or at + more * (size // each) < operands.k // each
+            to = stage.activations + row * stage.pitch + (piece + more) * wide
+            self._copy(slice_, to, source, more * wide, exists, wide, is_mine)
+
+    def _copy(
+        self,
+        slice_: tirx.Expr,
+        to: tirx.Expr,
+        source: tirx.Expr,
+        offset: int,
+        exists: tirx.Expr | bool,
+        size: int,
+        is_mine: tirx.Expr | bool,
+    ) -> None:
+        """From `offset` bytes behind `source` on: a constant that is no part of an index."""
+        address = T.address_of(source)
+        if offset:
+            address = T.handle_add_byte_offset(address, offset)
+        copy_chunk(slice_, to, address, exists, size, is_mine)
 
     def _row(self, row: tirx.Expr) -> tirx.Expr:
         """The last one instead of those behind it; their results are dropped."""
@@ -78,7 +87,7 @@ class Copies:
         scales, sums, together = operands.x_scale, operands.x_sums, operands.groups_per_scale
         assert scales is not None
         assert sums is not None
-        for row, piece, is_mine in self._pieces(stage.token_pitch, stage.groups):
+        for row, piece, is_mine in self._whole_pieces(stage.token_pitch, stage.groups):
             exists = self.block.group(first_unit) + piece < operands.groups
             group = tirx.min(self.block.group(first_unit) + piece, operands.groups - 1)
             at = (piece * stage.token_pitch + row) * 4
@@ -99,7 +108,7 @@ class Copies:
         stage, scale = self.block.stage, self.block.operands.weight.scale
         per_group = CHANNELS * stage.scale_width // PIECE
         per_tile = stage.groups * per_group
-        for tile, piece, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
+        for tile, piece, is_mine in self._whole_pieces(self.block.tile.channel_tiles, per_tile):
             group = self.block.group(first_unit) + piece // per_group
             if self.block.operands.groups % (stage.groups * self.block.tile.warps_k):
                 group = tirx.min(group, self.block.operands.groups - 1)
@@ -113,7 +122,7 @@ class Copies:
         stage, zeros = self.block.stage, self.block.operands.weight.zero_point
         assert zeros is not None
         per_tile = stage.zero_words * ZERO_BYTES // PIECE
-        for tile, piece, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
+        for tile, piece, is_mine in self._whole_pieces(self.block.tile.channel_tiles, per_tile):
             last = (self.block.operands.groups - 1) // ZERO_GROUPS
             word = self.block.group(first_unit) // ZERO_GROUPS + piece // (ZERO_BYTES // PIECE)
             first = piece % (ZERO_BYTES // PIECE) * (PIECE // 4)
@@ -123,11 +132,11 @@ class Copies:
 
     def _pieces(
         self, rows: int, per_row: int
-    ) -> Iterator[tuple[tirx.Expr, tirx.Expr, tirx.Expr | bool]]:
-        """Row and number of each piece that this thread has, of those that share its slice.
+    ) -> Iterator[tuple[tirx.Expr, tirx.Expr, int, tirx.Expr | bool]]:
+        """What this thread copies, of those that share its slice: rows, and of each some pieces.
 
-        Threads side by side have pieces side by side; a thread has few rows: a copy takes a small
-        constant in its address for free, but not the distance of rows.
+        They are (row, piece + more): threads side by side have pieces side by side. `more` is a
+        constant, and rows are few, since a copy takes a small constant in its address for free.
         """
         sharing = self.block.tile.warps_n * self.block.tile.warps_m
         threads = sharing * LANES
@@ -139,5 +148,11 @@ class Copies:
         for step in range(-(-rows // down)):
             row = thread // across + step * down
             is_mine = True if rows % down == 0 else row < rows
-            for i in range(per_row // across):
-                yield row, thread % across + i * across, is_mine
+            for more in range(0, per_row, across):
+                yield row, thread % across, more, is_mine
+
+    def _whole_pieces(
+        self, rows: int, per_row: int
+    ) -> Iterator[tuple[tirx.Expr, tirx.Expr, tirx.Expr | bool]]:
+        for row, piece, more, is_mine in self._pieces(rows, per_row):
+            yield row, piece + more, is_mine

@@ -33,7 +33,7 @@ _IN_FLIGHT = 40 << 10
 _PER_THREAD = 1024
 """Codes that a thread of a product with one row decodes at least: more threads, more overhead."""
 
-_PER_BLOCK = 32 << 10
+_PER_BLOCK = 16 << 10
 """Bytes of the weight that a block reads at least where blocks share the work along k."""
 
 _MOST_THREADS = 1024
@@ -67,7 +67,7 @@ def _one_row(operands: Operands, target: Target) -> Tile:
     """Few threads where there is little work for each, else four warps along k."""
     channels = 2 if operands.channel_tiles >= 4 * multiprocessors(target) else 1
     warps = min(4, channels * operands.units * UNIT // (2 * _PER_THREAD))
-    return Tile(channels, 1, 1, 1, 1 << max(0, warps.bit_length() - 1), 8 // channels // 2, 4)
+    return Tile(channels, 1, 1, 1, 1 << max(0, warps.bit_length() - 1), 4, 4)
 
 
 def _fitted(operands: Operands, tile: Tile, most: int | None, target: Target) -> Tile:
