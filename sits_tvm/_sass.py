@@ -25,6 +25,11 @@ class Instruction:
 
     @property
     def family(self) -> str:
+        """The opcode up to its first dot; "BRA" for a call of a bare address, by which ptxas leaves
+        some loops: calls of routines name these.
+        """
+        if self.opcode.startswith("CALL") and re.fullmatch(r"0x[0-9a-f]+", self.operands):
+            return "BRA"
         return self.opcode.partition(".")[0]
 
 

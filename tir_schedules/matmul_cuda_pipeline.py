@@ -32,7 +32,7 @@ def for_each_stage(block: Block, visit: Visit) -> None:
                 slot = own + tirx.const(step * stage.bytes, "uint32")
                 copies.start(_unit(block, first + step), slot)
         commit_copies()
-    slots = local(2, "uint32")
+    slots = local(2, "uint32")  # the stage that is multiplied, and the one before it
     T.buffer_store(slots, tirx.const(0, "uint32"), [0])
     T.buffer_store(slots, tirx.const(ahead * stage.bytes, "uint32"), [1])
     with T.serial(0, count) as step:
@@ -42,8 +42,7 @@ def for_each_stage(block: Block, visit: Visit) -> None:
             copies.start(_unit(block, first + (step + ahead)), own + slots[1])
         commit_copies()
         visit(_unit(block, first + step), own + slots[0])
-        for i in range(2):
-            _advance(slots, i, stage)
+        _advance(slots, stage)
 
 
 def _unit(block: Block, step: tirx.Expr | int) -> tirx.Expr:
@@ -59,8 +58,9 @@ def _meet(block: Block) -> None:
         synchronize()
 
 
-def _advance(slots: tirx.Buffer, i: int, stage: Stage) -> None:
+def _advance(slots: tirx.Buffer, stage: Stage) -> None:
     size, last = stage.bytes, stage.pipeline_bytes - stage.bytes
-    following = slots[i] + tirx.const(size, "uint32")
-    is_last = slots[i] == tirx.const(last, "uint32")
-    T.buffer_store(slots, T.Select(is_last, tirx.const(0, "uint32"), following), [i])
+    following, here = slots[0] + tirx.const(size, "uint32"), slots[0]
+    T.buffer_store(slots, here, [1])
+    is_last = slots[1] == tirx.const(last, "uint32")
+    T.buffer_store(slots, T.Select(is_last, tirx.const(0, "uint32"), following), [0])

@@ -6,15 +6,20 @@ from dataclasses import replace
 
 from tvm.target import Target
 
-from .cuda_target import multiprocessors, shared_memory
+from .cuda_target import architecture, multiprocessors, shared_memory
 from .matmul_cuda_operands import Operands
 from .matmul_cuda_tile import UNIT, UNIT_BYTES, Tile
 from .tuning_space import Space, Spaces
 
-_FEW = {"2-8": (8, Tile(2, 1, 4, 1, 1, 4, 4)), "9-16": (16, Tile(2, 2, 4, 1, 1, 4, 4))}
-_SOME = {"17-32": (32, Tile(2, 4, 4, 1, 1, 2, 4)), "33-64": (64, Tile(2, 8, 4, 1, 1, 2, 4))}
-_MANY = Tile(2, 8, 4, 1, 1, 2, 4)
-"""Tiles by the largest number of rows; those of `_FEW` and `_SOME` are cut along k, too."""
+_FEW = {
+    "2-8": (8, Tile(2, 1, 4, 1, 1, 4, 4)),
+    "9-16": (16, Tile(2, 2, 4, 1, 1, 4, 4)),
+    "17-32": (32, Tile(2, 4, 4, 1, 1, 4, 3)),
+}
+"""By the largest number of rows; these are cut along k, too, and so is that of 33 to 64 rows."""
+
+_MANY = {80: Tile(1, 8, 4, 2, 1, 2, 4), 90: Tile(2, 8, 4, 1, 1, 2, 4)}
+"""By the oldest architecture: on sm_80 the sums of the second one leave registers."""
 
 _CHOICES = {
     "channels": (1, 2, 4),
@@ -43,9 +48,10 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     """A `Tile` for each range of rows."""
     one = _fitted(operands, _one_row(operands, target), 1, target)
     spaces = {"1": Space(1, 1, one, _CHOICES)}
-    for bucket, (most, tile) in {**_FEW, **_SOME}.items():
+    many = _MANY[90 if architecture(target) >= 90 else 80]
+    for bucket, (most, tile) in {**_FEW, "33-64": (64, many)}.items():
         spaces[bucket] = Space(most, most, _fitted(operands, tile, most, target), _CHOICES)
-    return {**spaces, "65+": Space(None, 1024, _fitted(operands, _MANY, None, target), _CHOICES)}
+    return {**spaces, "65+": Space(None, 1024, _fitted(operands, many, None, target), _CHOICES)}
 
 
 def tile_fault(operands: Operands, tile: Tile, target: Target) -> str | None:

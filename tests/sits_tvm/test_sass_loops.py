@@ -8,7 +8,7 @@ from cuda_sources import needs_nvcc
 from sass_text import sass
 
 from sits_tvm._nvcc import compile_text, find_toolkit
-from sits_tvm._sass import disassemble
+from sits_tvm._sass import count, disassemble
 from sits_tvm._sass_loops import executed, executed_for, find_loops, times_executed, trips_for
 
 NESTED = sass(
@@ -53,6 +53,13 @@ def test_what_nothing_leads_to_is_not_executed():
     code = sass("CALL.REL.NOINC `$routine", "EXIT", "LOP3.LUT R1,R1", "@P0 BRA 0x20", "RET R2,main")
     assert times_executed(code) == [1, 1, 0, 0, 0]
     assert starts(code) == []
+
+
+def test_a_call_of_a_bare_address_is_a_jump():
+    """As ptxas leaves a loop on sm_80: to the store at 0x30, which nothing else leads to."""
+    code = sass("LOP3.LUT R1,R1", "@!P2 CALL.REL.NOINC 0x30", "BRA 0x0", "STG.E [R2],R1", "EXIT")
+    assert times_executed(code, {0: 4}) == [4, 4, 4, 1, 1]
+    assert count(code)["CALL"] == 0
 
 
 def test_a_cold_block_behind_exit_counts_once_and_makes_no_loop():

@@ -1,0 +1,77 @@
+"""INT4 products as machine code: instructions per weight and per product, loads, units, no spills.
+
+The lines are those of README's section on Hopper. A count is an upper bound, no speed.
+"""
+
+import pytest
+from matmul_cuda_machine_code import machine_code
+
+from sits_tvm._sass import count
+from sits_tvm._sass_pipes import width
+from sits_tvm.device_code import find_toolkit
+
+pytestmark = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
+SLOW = pytest.mark.slow
+SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (28672, 8192)]
+
+
+def cases(quick):
+    """Shapes and numbers of rows; but for `quick` they are slow."""
+    for shape in SHAPES:
+        for rows in (1, 8, 16):
+            yield pytest.param(*shape, rows, marks=() if (shape, rows) in quick else SLOW)
+
+
+def assert_clean(code, product):
+    """No spills, local memory or calls, weights by 16 bytes, products on the right unit."""
+    found = count(code.instructions)
+    assert (code.spills, found["LDL"], found["STL"], found["CALL"]) == (0, 0, 0, 0)
+    products = {line.opcode for line in code.instructions if line.family in ("HMMA", "IMMA")}
+    assert products == {product}
+    wide = sum(width(line.opcode) == 16 for line in code.instructions if line.family == "LDGSTS")
+    per_stage = code.tile.channel_tiles * code.tile.step_units * 512 // 16 / code.tile.threads
+    assert wide >= per_stage * code.tile.stages
+
+
+@pytest.mark.parametrize(("n", "k", "rows"), cases({((4096, 4096), 1), ((28672, 8192), 16)}))
+def test_float16_needs_two_instructions_per_weight(n, k, rows):
+    code = machine_code(n, k, rows, group_size=128)
+    assert_clean(code, "HMMA.16816.F32")
+    assert code.per_weight() <= 2.0
+
+
+@pytest.mark.parametrize(("n", "k", "rows"), cases({((4096, 14336), 1)}))
+def test_zero_points_cost_little(n, k, rows):
+    code = machine_code(n, k, rows, group_size=128, symmetric=False)
+    assert_clean(code, "HMMA.16816.F32")
+    assert code.per_weight() <= (2.03 if rows == 16 else 2.0)
+
+
+@pytest.mark.parametrize(("n", "k", "rows"), cases({((4096, 4096), 1)}))
+def test_int8_activations_per_channel_need_one_instruction_per_weight(n, k, rows):
+    code = machine_code(n, k, rows, "int8", group_size=-1)
+    assert_clean(code, "IMMA.16832.S8.S8")
+    assert code.per_weight() <= 1.0
+
+
+@pytest.mark.parametrize(("n", "k", "rows"), cases({((4096, 4096), 16)}))
+def test_int8_activations_and_groups(n, k, rows):
+    code = machine_code(n, k, rows, "int8", group_size=128)
+    assert_clean(code, "IMMA.16832.S8.S8")
+    assert code.per_weight() <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("arch", "most"), [("sm_80", 4.3), pytest.param("sm_90", 3.5, marks=SLOW), ("sm_90a", 3.5)]
+)
+def test_many_rows_take_three_and_a_half_instructions_per_product(arch, most):
+    code = machine_code(4096, 4096, 4096, group_size=128, arch=arch)
+    assert_clean(code, "HMMA.16816.F32")
+    assert code.per_product() <= most
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=SLOW)])
+def test_other_architectures_and_types(arch, dtype):
+    code = machine_code(4096, 4096, 8, dtype=dtype, arch=arch, group_size=128, symmetric=False)
+    assert_clean(code, "HMMA.16816.F32" + (".BF16" if dtype == "bfloat16" else ""))
