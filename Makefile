@@ -1,6 +1,7 @@
 # make demo    the main job: a trained model to INT4, with figures
 # make test    lint, types, tests and tutorials; what CI runs
 # make test-all, make bench    slower checks; measurements against named peers
+# make gpu-bundle    build/gpu-bundle: kernels to check and time on a machine with a GPU, without TVM
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-all bench lint clean
+.PHONY: demo test test-all bench gpu-bundle lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/main_job.py
@@ -40,6 +41,10 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_compile.py
 	$(BIN)/python tests/benchmarks/bench_gradient_fidelity.py
 	$(BIN)/python tests/benchmarks/main_job.py --tokens 6000
+
+gpu-bundle: $(INSTALLED)
+	PYTHONPATH=. $(BIN)/python tests/benchmarks/gpu_bundle/write.py build/gpu-bundle
+	$(BIN)/python build/gpu-bundle/run.py --dry
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

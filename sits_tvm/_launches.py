@@ -28,13 +28,15 @@ class Launch:
     """How the host starts a kernel.
 
     `grid` and `block` are extents along x, y, z, as text since they may be symbolic ("n // 4").
-    Shared memory is in bytes per block; the dynamic one may be symbolic too.
+    Shared memory is in bytes per block; the dynamic one may be symbolic too. `arguments` are those
+    of the kernel in order: names of buffers, and integers as text.
     """
 
     grid: tuple[str, ...]
     block: tuple[str, ...]
     static_smem: int
     dynamic_smem: int | str
+    arguments: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -156,6 +158,10 @@ def _launch(call: Call, kernel: tirx.PrimFunc, shared: dict[tirx.Var, tirx.Expr]
         block=_axes(extents, "threadIdx"),
         static_smem=_static_shared_memory(kernel),
         dynamic_smem=int(_text(dynamic)) if _text(dynamic).isdigit() else _text(dynamic),
+        arguments=tuple(
+            _text(_written_out(x, shared)).removesuffix(".data")
+            for x in call.args[1 : len(call.args) - len(names)]
+        ),
     )
 
 

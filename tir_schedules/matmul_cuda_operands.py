@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from .contraction import Int4Weight
@@ -69,7 +70,8 @@ class Operands:
             if buffer is None:
                 return None
             size = self.rows * buffer.shape[-1]
-            return T.decl_buffer((size,), str(buffer.dtype), data=buffer.data)
+            flat = T.decl_buffer((size,), str(buffer.dtype), data=buffer.data)
+            return IRBuilder.name(f"{buffer.name}_rows", flat)
 
         x, scale, sums = map(one_axis, (self.x, self.x_scale, self.x_sums))
         return replace(self, x=x, x_scale=scale, x_sums=sums)

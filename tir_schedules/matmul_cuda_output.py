@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from .contraction import Contraction, unflatten
@@ -89,7 +90,8 @@ def _store_vector(partial: tirx.Buffer, at: Sequence[tirx.Expr], values: tirx.Bu
 def partial_sums(split: int, rows: tirx.Expr, n: int) -> tirx.Buffer:
     """What blocks along k leave to `add_up_parts`, in global memory."""
     columns = -(-n // _VECTOR) * _VECTOR
-    return T.alloc_buffer((int64(split), rows, int64(columns)), "float32", scope="global")
+    shape = int64(split), rows, int64(columns)
+    return IRBuilder.name("partial", T.alloc_buffer(shape, "float32", scope="global"))
 
 
 def add_up_parts(product: Contraction, rows: tirx.Expr, partial: tirx.Buffer) -> None:

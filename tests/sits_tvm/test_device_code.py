@@ -76,7 +76,9 @@ def handwritten():
 def test_launches_are_recorded_with_symbolic_extents(linear):
     gemm, softmax, transpose = (linear.launches[name] for name in sorted(linear.launches))
     assert gemm.grid[0] == "(n + 127) // 128"
-    assert softmax == Launch(("n",), ("256",), softmax.static_smem, 0)
+    expected = Launch(("n",), ("256",), softmax.static_smem, 0, softmax.arguments)
+    assert softmax == expected
+    assert softmax.arguments[-1] == "n"
     assert transpose.block == ("1024",)
     assert gemm.dynamic_smem > 0 == transpose.dynamic_smem
 

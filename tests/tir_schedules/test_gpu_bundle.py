@@ -1,0 +1,77 @@
+"""The bundle for machines with a GPU: its dry run, and its checks with kernels run on the host."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from cuda_text import GlobalArray, Kernels
+
+from sits_tvm import parse_target
+from sits_tvm.device_code import cuda_sources, find_toolkit
+from tests.benchmarks.gpu_bundle import run, write
+
+CASES = [
+    (72, 200, None, "float16", 32, False),
+    (36, 136, "int8", "bfloat16", 64, False),
+    (64, 130, "int8", "float16", -1, True),
+]
+needs_nvcc = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
+
+
+class OnHost:
+    """What `run.Case` does, by the emitted text."""
+
+    def __init__(self, case, executable):
+        (text,) = cuda_sources(executable)
+        self.case, self.kernels = case, Kernels(text)
+
+    def run(self, arguments, rows):
+        written = {self.case["output"], "partial"}
+        arrays = {
+            name: GlobalArray(name, tensor.nbytes, None if name in written else _bytes(tensor))
+            for name, tensor in arguments.items()
+        }
+        for kernel in run.bucket_of(self.case, rows)["kernels"]:
+            values = [
+                arrays[text] if text in arrays else run.evaluate(text, rows)
+                for text in kernel["arguments"]
+            ]
+            tags = [f"{kind}Idx.{axis}" for kind in ("block", "thread") for axis in "xyz"]
+            sizes = run.extents(kernel["grid"], rows) + run.extents(kernel["block"], rows)
+            extents = dict(zip(tags, sizes, strict=True))
+            self.kernels.launch(kernel["name"], values, extents, kernel["dynamic_smem"])
+        out = arrays[self.case["output"]]
+        assert (out.counts == 1).all()
+        _bytes(arguments[self.case["output"]])[:] = out.bytes
+
+
+def _bytes(tensor):
+    return tensor.view(torch.uint8).numpy().reshape(-1)
+
+
+@pytest.mark.parametrize(
+    "form", [CASES[1], *(pytest.param(x, marks=pytest.mark.slow) for x in CASES[::2])], ids=str
+)
+def test_its_checks_pass_on_the_host(monkeypatch, form):
+    monkeypatch.setattr(run, "RAGGED", (1, 5, 17))
+    case, executable, _ = write.built(parse_target("cuda -arch=sm_90a"), *form)
+    case, manifest = json.loads(json.dumps(case)), {"int8_columns": write.int8_columns()}
+    kernels, device = OnHost(case, executable), torch.device("cpu")
+    assert run.check(manifest, case, kernels, device) <= 1
+    case["unit"]["lane"] = sorted(case["unit"]["lane"], reverse=True)
+    assert run.check(manifest, case, kernels, device) > 1
+
+
+@needs_nvcc
+def test_its_dry_run_passes_and_sees_a_changed_file(tmp_path):
+    write.write(tmp_path, "sm_90a", CASES[:1])
+    dry = [sys.executable, str(tmp_path / "run.py"), "--dry"]
+    assert "1 cases: files, unpacking and launches are right" in subprocess.check_output(
+        dry, text=True
+    )
+    (cubin,) = tmp_path.glob("*.cubin")
+    cubin.write_bytes(cubin.read_bytes() + b" ")
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.run(dry, check=True, capture_output=True)
