@@ -29,6 +29,7 @@ from .matmul_cuda_operands import Operands
 from .matmul_cuda_output import add_up_block, add_up_parts, partial_sums
 from .matmul_cuda_pipeline import for_each_stage
 from .matmul_cuda_spaces import tensor_core_spaces, tile_fault
+from .matmul_cuda_terms import TERMS, in_terms
 from .matmul_cuda_tile import Tile
 from .matmul_workload import excerpt, inputs, prim_func, workload_of
 from .recognise import recognise
@@ -38,15 +39,16 @@ from .workloads import MATMULS, MatmulWorkload
 
 _ORDER = "fragments"
 _SMALLEST_ARCH = 80
-_DTYPES = ("float16", "bfloat16")
+_TERMS = {"float16": 1, "bfloat16": 1, "float32": TERMS}
+"""By the dtype of activations: the numbers of two bytes that one is the sum of."""
 
 
 class TensorCoreMatmul(TunableRule[MatmulWorkload]):
-    """Schedule INT4 matmul with float16 or bfloat16 activations, with fused epilogues.
+    """Schedule INT4 matmul with float or INT8 activations, see `int8_matmul`, and epilogues.
 
-    INT8 activations, too, see `int8_matmul`. Left to other rules: weights in another order,
-    activations in float32, an odd k, whose rows cannot be copied four bytes at a time, a channel
-    that is one group of more columns than an int32 holds the sum of, and GPUs older than sm_80.
+    Left to other rules: weights in another order, an odd k in two bytes, whose rows cannot be
+    copied four bytes at a time, a channel that is one group of more columns than an int32 holds
+    the sum of, and GPUs older than sm_80.
     """
 
     families, kind = MATMULS, "cuda"
@@ -98,9 +100,10 @@ def _operands(product: Contraction) -> Operands | None:
         together = lhs.groups_per_scale
         return Operands(lhs.codes, rows, None, weight, n, k, lhs.scale, lhs.sums, together)
     x, k = _plain_activations(product), int(product.reduction.dom.extent)
-    if x is None or str(x.dtype) not in _DTYPES or k % 2:
+    terms = 0 if x is None else _TERMS.get(str(x.dtype), 0)
+    if x is None or not terms or (terms == 1 and k % 2):
         return None
-    return Operands(x, rows, None, weight, n, k)
+    return Operands(x, rows, None, weight, n, k, terms=terms)
 
 
 def _plain_activations(product: Contraction) -> tirx.Buffer | None:
@@ -134,10 +137,12 @@ def _emit(product: Contraction, operands: Operands, spaces: Spaces, tiles: dict[
         T.evaluate(0)
         return
 
-    def emit(bucket: str) -> None:
-        _emit_bucket(product, replace(operands, most=spaces[bucket].most), tiles[bucket])
-
     with when(isinstance(rows, tirx.IntImm) or rows > 0):
+        read = in_terms(operands) if operands.terms > 1 else operands
+
+        def emit(bucket: str) -> None:
+            _emit_bucket(product, replace(read, most=spaces[bucket].most), tiles[bucket])
+
         emit_buckets(rows, spaces, emit)
 
 

@@ -80,6 +80,18 @@ def int64_of(value: tirx.Expr | int) -> tirx.Expr:
     return int64(value) if isinstance(value, int) else T.Cast("int64", value)
 
 
+def row_and_block(x: tirx.Expr, across: int) -> tuple[tirx.Expr, tirx.Expr]:
+    """Of block `x`, where a row has `across` blocks, the row and the number of the block in it.
+
+    A division of 64 bits would be a call. Without a division there is no cast, of which TVM takes
+    the bound to be 2³² without rows, and a workspace to be as large.
+    """
+    if across == 1:
+        return int64_of(x), tirx.const(0, "int32")
+    number = T.Cast("uint32", x)
+    return T.Cast("int64", number // across), T.Cast("int32", number % across)
+
+
 @contextmanager
 def launch(operands: Operands, tile: Tile) -> Iterator[Block]:
     """The grid: along x (tokens, channels), along y the parts along k."""

@@ -53,7 +53,7 @@ class Copies:
         each = operands.per_element
         size = math.gcd(operands.k, PIECE // stage.width)  # columns of a piece
         per_row, wide = self.block.tile.units * UNIT // size, size * stage.width
-        for row, piece, more, is_mine in self._pieces(stage.tokens, per_row):
+        for row, piece, more, is_mine in self._pieces(stage.tokens * stage.terms, per_row):
             at = first_unit * (UNIT // each) + piece * (size // each)
             source = operands.x[self._row(row) * (operands.k // each) + int64_of(at)]
             exists = self._whole_columns or at + more * (size // each) < operands.k // each
@@ -78,8 +78,9 @@ class Copies:
 
     def _row(self, row: tirx.Expr) -> tirx.Expr:
         """The last one instead of those behind it; their results are dropped."""
-        here = self.block.first_row + int64_of(row)
-        return tirx.min(here, self.block.operands.rows - 1) if self.block.stage.tokens > 1 else here
+        block, terms = self.block, self.block.stage.terms
+        here = block.first_row * terms + int64_of(row)
+        return tirx.min(here, block.operands.rows * terms - 1) if block.stage.tokens > 1 else here
 
     def _activation_scales(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
         """Scales of INT8 activations and, for zero points, sums."""

@@ -1,4 +1,4 @@
-"""Products of float16 or bfloat16 activations and an INT4 weight on tensor cores.
+"""Products of float activations and an INT4 weight on tensor cores, in float16 or bfloat16.
 
 A lane reads a word of eight codes and masks them, two at a time, into the mantissas of 1024 and 64
 in float16, of 128 in bfloat16; taking away that and the zero point gives code - zero, exactly. A
@@ -18,6 +18,7 @@ from tvm.tirx.script import builder as T
 from .cuda_ptx import add_pairs, local, opaque
 from .matmul_cuda_block import Block
 from .matmul_cuda_products import Group, Products, Total, word
+from .matmul_cuda_terms import term_exponent
 
 _BASE = {"float16": (0x6400, 0x5400), "bfloat16": (0x4300, 0x4300)}
 """Bits of the number whose mantissa a code is put into: those of channels 0…7 and of 8…15."""
@@ -45,7 +46,12 @@ class HalfProducts(Products):
 
     @property
     def kind(self) -> str:
-        return str(self.block.operands.x.dtype)
+        return "bfloat16" if self.block.stage.terms > 1 else str(self.block.operands.x.dtype)
+
+    @property
+    def _factor(self) -> float:
+        """Of the weight's scales; its inverse is that of terms."""
+        return 2.0 ** term_exponent(self.block.operands)
 
     def zeros(self, channel: int, group: Group) -> Sequence[tirx.Expr]:
         """-(base + zero point), twice in a word."""
@@ -72,7 +78,7 @@ class HalfProducts(Products):
         add_pairs(register, zeros[i % 2], self.kind)
 
     def scales(self, group: Group) -> list[list[tirx.Expr]]:
-        return self.weight_scales(group) if self.block.stage.groups else []
+        return self.weight_scales(group, self._factor) if self.block.stage.groups else []
 
     def totals(
         self, tokens: range, group: Group, scales: list[list[tirx.Expr]]
@@ -98,7 +104,7 @@ class HalfProducts(Products):
     def finish(self) -> tirx.Buffer:
         if not self.block.stage.groups:
             for channel in range(self.block.tile.channels):
-                scales = self.channel_scales(channel)
+                scales = self.channel_scales(channel, self._factor)
                 for token in range(self.block.tile.tokens):
                     for i in range(4):
                         at = self.at(token, channel) + i

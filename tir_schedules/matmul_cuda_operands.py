@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -16,8 +17,9 @@ from .matmul_cuda_tile import UNIT, Stage, Tile
 class Operands:
     """X (m, k), whose rows follow each other, and the parts of W (n, k) in fragment order.
 
-    INT8 activations come four to an int32, with scales (m, parts) and sums (m, groups). `most` is
-    the largest number of rows that there can be; None: there is none.
+    INT8 activations come four to an int32, with scales (m, parts) and sums (m, groups). Of X in
+    float32 there are three `terms` (m, 3, k), in pairs, see `matmul_cuda_terms`. `most` is the
+    largest number of rows that there can be; None: there is none.
     """
 
     x: tirx.Buffer
@@ -29,6 +31,7 @@ class Operands:
     x_scale: tirx.Buffer | None = None
     x_sums: tirx.Buffer | None = None
     groups_per_scale: int = 1
+    terms: int = 1
 
     @property
     def is_int8(self) -> bool:
@@ -37,7 +40,7 @@ class Operands:
     @property
     def per_element(self) -> int:
         """Columns in an element of X."""
-        return 4 if self.is_int8 else 1
+        return 4 if self.is_int8 else 2 if self.terms > 1 else 1
 
     @property
     def channel_tiles(self) -> int:
@@ -69,7 +72,7 @@ class Operands:
         def one_axis(buffer: tirx.Buffer | None) -> tirx.Buffer | None:
             if buffer is None:
                 return None
-            size = self.rows * buffer.shape[-1]
+            size = prod(buffer.shape, start=tirx.IntImm("int64", 1))
             flat = T.decl_buffer((size,), str(buffer.dtype), data=buffer.data)
             return IRBuilder.name(f"{buffer.name}_rows", flat)
 
@@ -82,4 +85,4 @@ class Operands:
         groups = tile.units * UNIT // self.weight.group_size if self.is_grouped else 0
         tokens = min(tile.block_tokens, self.most or tile.block_tokens)
         zeros = self.is_grouped and self.weight.zero_point is not None
-        return Stage(tile, tokens, width, groups, scale, zeros, self.is_int8)
+        return Stage(tile, tokens, width, groups, scale, zeros, self.is_int8, self.terms)

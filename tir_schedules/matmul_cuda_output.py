@@ -11,7 +11,7 @@ from tvm.tirx.script import builder as T
 from .contraction import Contraction, unflatten
 from .cuda_ptx import load_shared, local, store_shared, synchronize, wait_for_copies
 from .emit import int64, when
-from .matmul_cuda_block import Block, int64_of
+from .matmul_cuda_block import Block, int64_of, row_and_block
 from .matmul_cuda_tile import CHANNELS, TOKENS
 
 _VECTOR = 4
@@ -102,9 +102,9 @@ def add_up_parts(product: Contraction, rows: tirx.Expr, partial: tirx.Buffer) ->
         T.launch_thread("blockIdx.x", rows * across) as x,
         T.launch_thread("threadIdx.x", _THREADS) as thread,
     ):
-        number = T.Cast("uint32", x)
-        vector = T.Cast("int32", number % across) * _THREADS + thread
-        row, column = T.Cast("int64", number // across), int64_of(vector * _VECTOR)
+        row, block = row_and_block(x, across)
+        vector = block * _THREADS + thread
+        column = int64_of(vector * _VECTOR)
         with when(vectors % _THREADS == 0 or vector < vectors):
             totals, values = local(_VECTOR), local(_VECTOR)
             for part in range(int(partial.shape[0])):

@@ -134,13 +134,14 @@ class Products(ABC):
                     self.decode(register, words, inside, i, zeros)
         return weights
 
-    def _activations(self, token: int, group: Group) -> tirx.Buffer:
+    def _activations(self, token: int, group: Group, term: int) -> tirx.Buffer:
         """The right factors of 8 tokens, two registers a step."""
         stage, lane, steps = self.block.stage, self.block.lane, group.steps
         factors = local(steps * 2, "uint32")
         row = self.token_tile(token) * TOKENS + lane % 8
         if stage.tokens < self.block.tile.block_tokens:
             row = tirx.min(row, stage.tokens - 1)
+        row = row * stage.terms + term
         start = stage.activations + row * stage.pitch + lane // 8 * (_STEP_BYTES // 2)
         for step in range(0, steps, 2):
             at = start + (group.index * steps + step) * _STEP_BYTES
@@ -149,15 +150,16 @@ class Products(ABC):
 
     def _multiply(self, weights: tirx.Buffer, scales: Any, tokens: range, group: Group) -> None:
         """Add the products of a group with some tiles of tokens."""
-        activations = {token: self._activations(token, group) for token in tokens}
         totals = self.totals(tokens, group, scales)
-        for step in range(group.steps):
-            for (token, channel), total in totals.items():
-                first = (channel * group.steps + step) * 4
-                left = [weights[first + i] for i in range(4)]
-                right = [activations[token][step * 2 + i] for i in range(2)]
-                start = total.start if step == 0 else None
-                multiply_add(total.buffer, total.first, left, right, self.kind, start)
+        for term in range(self.block.stage.terms):
+            activations = {token: self._activations(token, group, term) for token in tokens}
+            for step in range(group.steps):
+                for (token, channel), total in totals.items():
+                    first = (channel * group.steps + step) * 4
+                    left = [weights[first + i] for i in range(4)]
+                    right = [activations[token][step * 2 + i] for i in range(2)]
+                    start = total.start if term == step == 0 else None
+                    multiply_add(total.buffer, total.first, left, right, self.kind, start)
         if self.block.stage.groups:
             self.add_group(totals, scales, tokens, group)
 

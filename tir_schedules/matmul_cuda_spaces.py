@@ -21,6 +21,14 @@ _FEW = {
 _MANY = {80: Tile(1, 8, 4, 2, 1, 2, 4), 90: Tile(2, 8, 4, 1, 1, 2, 4)}
 """By the oldest architecture: on sm_80 the sums of the second one leave registers."""
 
+_FEW_TERMS = {
+    "2-8": Tile(2, 1, 4, 1, 1, 2, 4),
+    "9-16": Tile(2, 2, 4, 1, 1, 2, 4),
+    "17-32": Tile(2, 4, 4, 1, 1, 2, 4),
+}
+_MANY_TERMS = Tile(2, 4, 4, 2, 1, 2, 3)
+"""Where a token has three rows in shared memory: fewer tokens for a warp, and fewer stages."""
+
 _CHOICES = {
     "channels": (1, 2, 4),
     "tokens": (1, 2, 4, 8, 12, 16),
@@ -48,9 +56,12 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     """A `Tile` for each range of rows."""
     one = _fitted(operands, _one_row(operands, target), 1, target)
     spaces = {"1": Space(1, 1, one, _CHOICES)}
-    many = _MANY[90 if architecture(target) >= 90 else 80]
+    many, special = _MANY[90 if architecture(target) >= 90 else 80], {}
+    if operands.terms > 1:
+        many, special = _MANY_TERMS, _FEW_TERMS
     for bucket, (most, tile) in {**_FEW, "33-64": (64, many)}.items():
-        spaces[bucket] = Space(most, most, _fitted(operands, tile, most, target), _CHOICES)
+        tile = _fitted(operands, special.get(bucket, tile), most, target)
+        spaces[bucket] = Space(most, most, tile, _CHOICES)
     return {**spaces, "65+": Space(None, 1024, _fitted(operands, many, None, target), _CHOICES)}
 
 
@@ -83,9 +94,19 @@ def _fitted(operands: Operands, tile: Tile, most: int | None, target: Target) ->
         tile = replace(tile, warps_n=tile.warps_n // 2)
     while tile.warps_k > 1 and tile.step_units > operands.units:
         tile = replace(tile, warps_k=tile.warps_k // 2)
+    while tile.tokens > 1 and tile_fault(operands, tile, target):
+        tile = _less_memory(tile)
     if most is not None:
         tile = replace(tile, split=_split(operands, tile, target))
     return _with_stages(operands, tile, target)
+
+
+def _less_memory(tile: Tile) -> Tile:
+    if tile.stages > _CHOICES["stages"][0]:
+        return replace(tile, stages=tile.stages - 1)
+    if tile.warps_m > 1:
+        return replace(tile, warps_m=tile.warps_m // 2)
+    return replace(tile, tokens=tile.tokens // 2)
 
 
 def _split(operands: Operands, tile: Tile, target: Target) -> int:

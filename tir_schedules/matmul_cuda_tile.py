@@ -94,6 +94,8 @@ class Stage:
         Bytes of a scale.
     has_zeros : bool
     is_int8 : bool
+    terms : int
+        Numbers that an activation is the sum of: a token has as many rows, side by side.
     """
 
     tile: Tile
@@ -103,6 +105,7 @@ class Stage:
     scale_width: int
     has_zeros: bool
     is_int8: bool
+    terms: int = 1
 
     @property
     def pitch(self) -> int:
@@ -115,7 +118,7 @@ class Stage:
 
     @property
     def scales(self) -> int:
-        return self.activations + self.tokens * self.pitch
+        return self.activations + self.tokens * self.terms * self.pitch
 
     @property
     def zeros(self) -> int:
