@@ -56,7 +56,9 @@ class Block:
         return self.warp // (self.tile.warps_m * self.tile.warps_n)
 
     def group(self, unit: tirx.Expr) -> tirx.Expr:
-        """That a unit starts with."""
+        """That a unit starts with; 0 where each channel is one."""
+        if not self.operands.is_grouped:
+            return tirx.const(0, "int32")
         group_size = self.operands.weight.group_size
         if group_size >= UNIT:
             return unit // (group_size // UNIT)

@@ -103,7 +103,8 @@ class Copies:
 
     @property
     def _whole_columns(self) -> bool:
-        return self.block.operands.k % (self.block.tile.step_units * UNIT) == 0
+        """Whether activations have all columns that units have, which may end with padding."""
+        return self._all_units_exist and self.block.operands.k == self.block.operands.units * UNIT
 
     def _scales(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
         stage, scale = self.block.stage, self.block.operands.weight.scale

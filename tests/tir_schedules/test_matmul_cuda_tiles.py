@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from matmul_cuda_runs import TARGET, check, layout_of, plain, scheduled
 
@@ -44,10 +44,18 @@ def check_tile(rows, n, k, tile, seed, **spec):
     check(layout, rows, seed=seed, **{bucket: astuple(tile)})
 
 
+SMALLEST = Tile(1, 1, 1, 1, 1, 1, 2)
+
+
 @settings(max_examples=8, deadline=None)
+@example(1, 1, 1, 66, -1, False, None, "float16", SMALLEST)  # more units than one group
+@example(1, 1, 1, 64, 128, False, None, "float16", SMALLEST)  # a unit of padding alone
 @given(seed=st.integers(0, 1 << 30), **SHAPES)
-def test_any_tile_of_any_shape(seed, **drawn):
-    check_tile(seed=seed, **drawn)
+def test_any_tile_of_any_shape(
+    seed, rows, n, k, group_size, symmetric, activation, scale_dtype, tile
+):
+    spec = {"group_size": group_size, "symmetric": symmetric, "scale_dtype": scale_dtype}
+    check_tile(rows, n, k, tile, seed, activation=activation, **spec)
 
 
 @pytest.mark.slow
