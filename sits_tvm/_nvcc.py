@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ._cubin_cache import cache_key, read_cubin, write_cubin
 from ._launches import prim_func_of
 from .diagnostics import Diagnostic, SitsError
 
@@ -42,7 +43,7 @@ def find_toolkit() -> Toolkit | None:
 
 
 def compile_text(tools: Toolkit, arch: str, source: str, folder: Path) -> tuple[Path, str]:
-    """The cubin of a CUDA text, and the log of ptxas, for `read_log`.
+    """The cubin of a CUDA text, and the log of ptxas, for `read_log`; kept for the next time.
 
     Raises
     ------
@@ -50,10 +51,16 @@ def compile_text(tools: Toolkit, arch: str, source: str, folder: Path) -> tuple[
         With every error, and the kernel that it is about.
     """
     text, cubin = folder / "kernels.cu", folder / "kernels.cubin"
-    text.write_text(source)
     command = [str(tools.nvcc), f"-arch={arch}", *_QUIET]
+    key = cache_key(_run([str(tools.nvcc), "--version"]).stdout, *command, *_OPTIONS, source)
+    kept = read_cubin(key)
+    if kept is not None:
+        cubin.write_bytes(kept[0])
+        return cubin, kept[1]
+    text.write_text(source)
     done = _run([*command, *_OPTIONS, "-split-compile=0", "-o", str(cubin), str(text)])
     if done.returncode == 0:
+        write_cubin(key, cubin.read_bytes(), done.stderr)
         return cubin, done.stderr
     ptx = folder / "kernels.ptx"
     if "ptxas" in done.stderr:

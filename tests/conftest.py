@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from tvm.ir.transform import PassContext
 from tvm.relax.ir.instrument import WellFormedInstrument
+
+os.environ.setdefault("SITS_TVM_CACHE", "")  # each test compiles what it looks at
 
 
 @pytest.fixture
