@@ -14,7 +14,7 @@ from .tuning_space import Space, Spaces
 _FEW = {
     "2-8": (8, Tile(2, 1, 4, 1, 1, 4, 4)),
     "9-16": (16, Tile(2, 2, 4, 1, 1, 4, 4)),
-    "17-32": (32, Tile(2, 4, 4, 1, 1, 4, 3)),
+    "17-32": (32, Tile(2, 4, 4, 1, 1, 2, 4)),
 }
 """By the largest number of rows; these are cut along k, too, and so is that of 33 to 64 rows."""
 
