@@ -38,16 +38,20 @@ def local(count: int, dtype: str = "float32", value: float | None = None) -> tir
     return buffer
 
 
-def allocate_shared(size: int, name: str) -> tirx.Expr:
-    """The address of a new buffer of `size` bytes.
+def allocate_shared(size: int, name: str, alignment: int = CHUNK) -> tirx.Expr:
+    """The address of a new buffer of `size` bytes, at a multiple of `alignment`.
 
     TVM, which does not follow it, adds no barriers of its own. It holds bytes and has a name of its
     own: CUDA wants one type for all arrays of a name in a module.
     """
-    buffer = IRBuilder.name(name, T.alloc_buffer((size,), "uint8", scope="shared.dyn"))
+    spare = alignment - CHUNK
+    buffer = IRBuilder.name(name, T.alloc_buffer((size + spare,), "uint8", scope="shared.dyn"))
     address = T.alloc_buffer((1,), "uint32", scope="local")
-    pointer = buffer.access_ptr("rw", extent=size)
-    T.buffer_store(address, T.cuda.cvta_generic_to_shared(pointer), [0])
+    pointer = buffer.access_ptr("rw", extent=size + spare)
+    start = T.cuda.cvta_generic_to_shared(pointer)
+    if spare:
+        start = (start + tirx.const(spare, "uint32")) & tirx.const(-alignment % 2**32, "uint32")
+    T.buffer_store(address, start, [0])
     return address[0]
 
 

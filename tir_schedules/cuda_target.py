@@ -20,6 +20,11 @@ def multiprocessors(target: Target) -> int:
     return _MULTIPROCESSORS.get(architecture(target), 132)
 
 
+def has_warpgroup_products(target: Target) -> bool:
+    """Whether there is `wgmma`, which belongs to sm_90a alone."""
+    return str(target.attrs.get("arch", "")) == "sm_90a"
+
+
 def shared_memory(target: Target) -> int:
     """Bytes that a block may have."""
     return int(target.attrs.get("max_shared_memory_per_block", _SHARED_MEMORY))

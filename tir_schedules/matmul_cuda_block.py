@@ -117,5 +117,5 @@ def launch(operands: Operands, tile: Tile) -> Iterator[Block]:
             part=T.Cast("int32", part),
             warp=warp,
             lane=lane,
-            shared=allocate_shared(stage.shared_bytes, "matmul_tiles"),
+            shared=allocate_shared(stage.shared_bytes, "matmul_tiles", stage.alignment),
         )

@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .cuda_ptx import copy_chunk
+from .cuda_wgmma import ROW_BYTES, swizzled
 from .matmul_cuda_block import Block, int64_of
 from .matmul_cuda_tile import CHANNELS, LANES, PIECE, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
 
@@ -57,7 +58,7 @@ class Copies:
             at = first_unit * (UNIT // each) + piece * (size // each)
             source = operands.x[self._row(row) * (operands.k // each) + int64_of(at)]
             exists = self._whole_columns or at + more * (size // each) < operands.k // each
-            to = stage.activations + row * stage.pitch + (piece + more) * wide
+            to = self._place(row, (piece + more) * wide)
             self._copy(slice_, to, source, more * wide, exists, wide, is_mine)
 
     def _copy(
@@ -75,6 +76,14 @@ class Copies:
         if offset:
             address = T.handle_add_byte_offset(address, offset)
         copy_chunk(slice_, to, address, exists, size, is_mine)
+
+    def _place(self, row: tirx.Expr, byte: tirx.Expr) -> tirx.Expr:
+        """Of a byte of activations in its slice, see `Stage`."""
+        stage = self.block.stage
+        if not self.block.tile.wgmma:
+            return stage.activations + row * stage.pitch + byte
+        atoms = byte // ROW_BYTES * (stage.tokens * ROW_BYTES)
+        return stage.activations + atoms + swizzled(row, byte % ROW_BYTES)
 
     def _row(self, row: tirx.Expr) -> tirx.Expr:
         """The last one instead of those behind it; their results are dropped."""

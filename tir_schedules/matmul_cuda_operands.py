@@ -43,6 +43,11 @@ class Operands:
         return 4 if self.is_int8 else 2 if self.terms > 1 else 1
 
     @property
+    def x_width(self) -> int:
+        """Bytes of an activation."""
+        return int(self.x.dtype.itemsize) // self.per_element
+
+    @property
     def channel_tiles(self) -> int:
         return int(self.weight.codes.shape[0])
 
@@ -80,9 +85,10 @@ class Operands:
         return replace(self, x=x, x_scale=scale, x_sums=sums)
 
     def stage(self, tile: Tile) -> Stage:
-        width = self.x.dtype.itemsize // self.per_element
         scale = self.weight.scale.dtype.itemsize
         groups = tile.units * UNIT // self.weight.group_size if self.is_grouped else 0
-        tokens = min(tile.block_tokens, self.most or tile.block_tokens)
+        tokens = tile.block_tokens
+        if not tile.wgmma and self.most is not None:
+            tokens = min(tokens, self.most)
         zeros = self.is_grouped and self.weight.zero_point is not None
-        return Stage(tile, tokens, width, groups, scale, zeros, self.is_int8, self.terms)
+        return Stage(tile, tokens, self.x_width, groups, scale, zeros, self.is_int8, self.terms)

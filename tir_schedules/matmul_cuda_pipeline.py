@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .cuda_ptx import commit_copies, local, synchronize, synchronize_warp, wait_for_own_copies
+from .cuda_wgmma import publish_copies
 from .emit import when
 from .matmul_cuda_block import Block
 from .matmul_cuda_copies import Copies
@@ -37,6 +38,8 @@ def for_each_stage(block: Block, visit: Visit) -> None:
     T.buffer_store(slots, tirx.const(ahead * stage.bytes, "uint32"), [1])
     with T.serial(0, count) as step:
         wait_for_own_copies(pending=ahead - 1)
+        if tile.wgmma:
+            publish_copies()
         _meet(block)
         with when(step + ahead < count):
             copies.start(_unit(block, first + (step + ahead)), own + slots[1])

@@ -12,12 +12,19 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .cuda_ptx import load_matrices, load_shared, local, multiply_add, permute_bytes
+from .cuda_wgmma import (
+    ROW_BYTES,
+    STEP_BYTES,
+    begin_products,
+    descriptor,
+    descriptor_start,
+    start_product,
+    wait_for_products,
+)
 from .emit import int64
 from .matmul_cuda_block import Block, int64_of
 from .matmul_cuda_tile import CHANNELS, TOKENS, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
-
-_STEP_BYTES = 32
-"""Of a row of activations: what one product on tensor cores takes."""
+from .tir_nodes import is_const
 
 _TOGETHER = 2
 """Tiles of tokens whose products run side by side: each waits for the last one of its sum."""
@@ -103,6 +110,9 @@ class Products(ABC):
             group = Group(index, self.block.group(first_unit) + index, steps, slice_)
             weights = self._weights(group)
             scales = self.scales(group)
+            if tile.wgmma:
+                self._multiply_by_warpgroup(weights, scales, group)
+                continue
             for first in range(0, tile.tokens, _TOGETHER):
                 tokens = range(first, min(first + _TOGETHER, tile.tokens))
                 self._multiply(weights, scales, tokens, group)
@@ -142,9 +152,9 @@ class Products(ABC):
         if stage.tokens < self.block.tile.block_tokens:
             row = tirx.min(row, stage.tokens - 1)
         row = row * stage.terms + term
-        start = stage.activations + row * stage.pitch + lane // 8 * (_STEP_BYTES // 2)
+        start = stage.activations + row * stage.pitch + lane // 8 * (STEP_BYTES // 2)
         for step in range(0, steps, 2):
-            at = start + (group.index * steps + step) * _STEP_BYTES
+            at = start + (group.index * steps + step) * STEP_BYTES
             load_matrices(factors, step * 2, group.slice, at, count=min(4, (steps - step) * 2))
         return factors
 
@@ -162,6 +172,37 @@ class Products(ABC):
                     multiply_add(total.buffer, total.first, left, right, self.kind, start)
         if self.block.stage.groups:
             self.add_group(totals, scales, tokens, group)
+
+    def _multiply_by_warpgroup(self, weights: tirx.Buffer, scales: Any, group: Group) -> None:
+        """Add the products of a group with all tokens."""
+        tokens, channels = range(self.block.tile.tokens), range(self.block.tile.channels)
+        totals = self.totals(tokens, group, scales)
+        starts = {channel: totals[0, channel].start for channel in channels}
+        is_new = {c: start is not None and is_const(start[0], 0) for c, start in starts.items()}
+        for total in totals.values():
+            for i, value in enumerate(total.start or []):
+                if not is_const(value, 0):
+                    T.buffer_store(total.buffer, value, [total.first + i])
+        first_column = descriptor_start(group.slice)
+        begin_products()
+        for step in range(group.steps):
+            right = self._right(first_column, group, step)
+            for channel in channels:
+                first = (channel * group.steps + step) * 4
+                parts = [totals[token, channel] for token in tokens]
+                sums = [part.buffer[part.first + i] for part in parts for i in range(4)]
+                left = [weights[first + i] for i in range(4)]
+                start_product(sums, left, right, self.kind, step > 0 or not is_new[channel])
+        wait_for_products()
+        if self.block.stage.groups:
+            self.add_group(totals, scales, tokens, group)
+
+    def _right(self, start: tirx.Expr, group: Group, step: int) -> tirx.Expr:
+        """The descriptor of the activations in a step of a group."""
+        stage = self.block.stage
+        piece, inside = divmod((group.index * group.steps + step) * STEP_BYTES, ROW_BYTES)
+        at = stage.activations + piece * stage.tokens * ROW_BYTES + inside
+        return descriptor(start, at)
 
     def results(self, tokens: range) -> list[tuple[int, int]]:
         """Tiles of tokens and channels, those of one token side by side."""

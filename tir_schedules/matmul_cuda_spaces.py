@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from tvm.target import Target
 
-from .cuda_target import architecture, multiprocessors, shared_memory
+from .cuda_target import (
+    architecture,
+    has_warpgroup_products,
+    multiprocessors,
+    shared_memory,
+)
+from .cuda_wgmma import ROW_BYTES, WARPGROUP, column_tiles
 from .matmul_cuda_operands import Operands
 from .matmul_cuda_tile import UNIT, UNIT_BYTES, Tile
 from .tuning_space import Space, Spaces
@@ -38,6 +44,13 @@ _CHOICES = {
     "units": (1, 2, 4, 8),
     "stages": (2, 3, 4, 5, 6, 8),
     "split": (1, 2, 3, 4, 6, 8),
+    "wgmma": (0,),
+}
+
+_WARPGROUP_CHOICES = {
+    "tokens": (*_CHOICES["tokens"], 24, 32),
+    "warps_n": (1, 2, 4, 8, 12),
+    "wgmma": (0, 1),
 }
 
 _IN_FLIGHT = 40 << 10
@@ -57,12 +70,16 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     one = _fitted(operands, _one_row(operands, target), 1, target)
     spaces = {"1": Space(1, 1, one, _CHOICES)}
     many, special = _MANY[90 if architecture(target) >= 90 else 80], {}
+    has_wgmma = has_warpgroup_products(target) and operands.terms == 1
     if operands.terms > 1:
         many, special = _MANY_TERMS, _FEW_TERMS
     for bucket, (most, tile) in {**_FEW, "33-64": (64, many)}.items():
-        tile = _fitted(operands, special.get(bucket, tile), most, target)
-        spaces[bucket] = Space(most, most, tile, _CHOICES)
-    return {**spaces, "65+": Space(None, 1024, _fitted(operands, many, None, target), _CHOICES)}
+        tile, choices = _fitted(operands, special.get(bucket, tile), most, target), _CHOICES
+        if most > 16 and has_wgmma:
+            choices = {**_CHOICES, **_WARPGROUP_CHOICES}
+        spaces[bucket] = Space(most, most, tile, choices)
+    choices = {**_CHOICES, **_WARPGROUP_CHOICES} if has_wgmma else _CHOICES
+    return {**spaces, "65+": Space(None, 1024, _fitted(operands, many, None, target), choices)}
 
 
 def tile_fault(operands: Operands, tile: Tile, target: Target) -> str | None:
@@ -74,9 +91,27 @@ def tile_fault(operands: Operands, tile: Tile, target: Target) -> str | None:
         return f"{tile.warps} warps are too many"
     if tile.split > 1 and (tile.split - 1) * operands.steps_of_part(tile) >= operands.steps(tile):
         return f"split={tile.split} leaves a block without work along k"
+    if tile.wgmma and (fault := _warpgroup_fault(operands, tile, target)):
+        return fault
     needed, most = operands.stage(tile).shared_bytes, shared_memory(target)
     if needed > most:
         return f"needs {needed} bytes of shared memory, more than {most}"
+    return None
+
+
+def _warpgroup_fault(operands: Operands, tile: Tile, target: Target) -> str | None:
+    """As `tile_fault`, of a tile with `wgmma`."""
+    if not has_warpgroup_products(target):
+        return "wgmma is there on sm_90a only"
+    if operands.terms > 1:
+        return "wgmma multiplies no float32"
+    if tile.warps_m > 1 or tile.warps_n % WARPGROUP:
+        return f"wgmma takes {WARPGROUP} warps along channels, and all tokens of a block"
+    row = tile.units * UNIT * operands.x_width
+    if row % ROW_BYTES:
+        return f"units={tile.units} are {row} bytes of a row, wgmma takes {ROW_BYTES} at a time"
+    if tile.tokens not in column_tiles("s8" if operands.is_int8 else str(operands.x.dtype)):
+        return f"wgmma has no product of {tile.tokens} tiles of tokens"
     return None
 
 

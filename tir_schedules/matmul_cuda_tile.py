@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .cuda_wgmma import ATOM_BYTES
+
 CHANNELS, TOKENS = 16, 8
 """Output channels and tokens of a product on tensor cores: the weight is its left factor."""
 
@@ -36,6 +38,8 @@ class Tile:
         Stages of shared memory; all but one are on their way while one is multiplied.
     split : int
         Blocks along k; a second kernel adds up what they have.
+    wgmma : int
+        1: four warps along channels multiply together, as sm_90a can; 0: each one for itself.
     """
 
     channels: int
@@ -46,6 +50,7 @@ class Tile:
     units: int
     stages: int
     split: int = 1
+    wgmma: int = 0
 
     @property
     def warps(self) -> int:
@@ -80,7 +85,9 @@ class Stage:
 
     A slice for each warp along k holds (codes, activations, scales, zero points) and, of INT8
     activations, by group and token (scales, sums). Rows of activations are 16 bytes apart from a
-    multiple of 64, so that eight of them lie in different banks.
+    multiple of 64, so that eight of them lie in different banks. For `wgmma` they are cut into
+    pieces of 128 bytes, the first ones of all rows before the second ones, and 16 bytes of a piece
+    change places by the row, see `cuda_wgmma`.
 
     Attributes
     ----------
@@ -110,7 +117,11 @@ class Stage:
     @property
     def pitch(self) -> int:
         """Of rows of activations."""
-        return self.tile.units * UNIT * self.width + PIECE
+        return self.tile.units * UNIT * self.width + PIECE * (not self.tile.wgmma)
+
+    @property
+    def alignment(self) -> int:
+        return ATOM_BYTES if self.tile.wgmma else PIECE
 
     @property
     def activations(self) -> int:
@@ -146,7 +157,7 @@ class Stage:
     @property
     def slice(self) -> int:
         sums = self.groups * self.token_pitch * 4 * (self.is_int8 and self.has_zeros)
-        return -(-(self.activation_sums + sums) // PIECE) * PIECE
+        return -(-(self.activation_sums + sums) // self.alignment) * self.alignment
 
     @property
     def bytes(self) -> int:

@@ -41,6 +41,7 @@ struct Lane {
   const char* operation = "";
   void* operands;
   std::vector<std::vector<Copy>> copies{1};  // groups, the last one open
+  unsigned proxy_fences = 0;                 // fence.proxy.async passed
 };
 
 struct Block {
@@ -213,6 +214,7 @@ inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
 }
 
 #include "cuda_host_ptx.h"
+#include "cuda_host_wgmma.h"
 
 namespace host {
 
@@ -233,7 +235,9 @@ inline const char* launch(const int* extents, int64_t dynamic_bytes, unsigned se
     const unsigned row = block.number / grid.x;
     block.index = {block.number % grid.x, row % grid.y, row / grid.y};
     shared.reset(dynamic_bytes);
+    begin_products_of_block();
     run_block(random);
+    end_products_of_block();
   }
   return nullptr;
 }

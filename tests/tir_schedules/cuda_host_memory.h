@@ -27,6 +27,8 @@ struct Mark {
 struct Byte {
   enum { UNWRITTEN, WRITTEN, COPYING, OUTSIDE } state = UNWRITTEN;
   Mark writer, reader;
+  unsigned proxy_fences = 0;  // of its writer at that time
+  int products = 0;           // under way that read it
 };
 
 // An array in global memory, which the caller holds. Its bytes know their writer of this launch.
@@ -76,7 +78,7 @@ struct Array {
 };
 
 struct Shared {
-  static constexpr uint32_t BASE = 1024;  // addresses start here
+  static constexpr uint32_t BASE = 1088;  // addresses start here, at a multiple of 64
   static constexpr int64_t LIMIT = 1 << 20, GAP = 256;
   std::vector<char> data;
   std::vector<Byte> bytes;
@@ -118,10 +120,25 @@ struct Shared {
     }
     memcpy(to, &data[offset], size);
   }
+  void read_by_product(void* to, int64_t offset, int64_t size) {  // by the asynchronous proxy
+    read(to, offset, size);
+    for (Byte* byte = &bytes[offset]; byte < &bytes[offset] + size; ++byte) {
+      if (block.lanes[byte->writer.thread].proxy_fences == byte->proxy_fences)
+        fail("shared memory: no fence.proxy.async after thread %d wrote", byte->writer.thread);
+      byte->products++;
+    }
+  }
+  void end_product(int64_t offset, int64_t size) {
+    for (Byte* byte = &bytes[offset]; byte < &bytes[offset] + size; ++byte) {
+      byte->reader.add(Mark::now());
+      byte->products--;
+    }
+  }
   void claim(int64_t offset, int64_t size) {  // before a write
     Byte* byte = check(offset, size);
     for (int64_t i = 0; i < size; ++i, ++byte) {
       if (byte->state == Byte::COPYING) fail("shared memory: written while a copy is under way");
+      if (byte->products) fail("shared memory: written while a product reads it");
       if (!byte->reader.is_before_now())
         fail("shared memory: overwritten while other threads may read it");
       if (byte->state == Byte::WRITTEN && !byte->writer.is_before_now())
@@ -133,6 +150,7 @@ struct Shared {
     for (int64_t i = offset; i < offset + size; ++i) {
       bytes[i].state = Byte::WRITTEN;
       bytes[i].writer = Mark::now();
+      bytes[i].proxy_fences = current->proxy_fences;
     }
   }
   void write(int64_t offset, const void* from, int64_t size) {

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <type_traits>
 
 namespace host {

@@ -41,6 +41,14 @@ _INSTRUCTIONS = {
     r"cvt\.rn\.(b?f16)x2\.f32": lambda m: f"cvt_pair<{_PAIRS[m[1]]}>",
     r"(add|sub|mul|fma)(?:\.rn)?\.(b?f16)x2": lambda m: f"{m[1]}<{_PAIRS[m[2]]}>",
     r"(lop3|prmt)\.b32": lambda m: m[1],
+    r"fence\.proxy\.async\.shared::cta": lambda m: "fence_proxy_async",
+    r"wgmma\.(fence|commit_group|wait_group)\.sync\.aligned": lambda m: f"wgmma_{m[1]}",
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16)\.\2": lambda m: (
+        f"wgmma_floats<ptx::Pairs<{_PAIRS[m[2]]}>, ptx::Pairs<{_PAIRS[m[2]]}>, {m[1]}>"
+    ),
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.s32\.([su]8)\.([su]8)": lambda m: (
+        f"wgmma_integers<{_integers(m[2])}, {_integers(m[3])}, {m[1]}>"
+    ),
     r"ex2\.approx(?:\.ftz)?\.f32": lambda m: "ex2",
     r"fma\.rn\.f32": lambda m: "fma_f32",
     r"activemask\.b32": lambda m: "activemask",
@@ -48,6 +56,11 @@ _INSTRUCTIONS = {
 }
 _GUARDED = re.compile(r"\{ \.reg \.pred p; setp\.ne\.b32 p, (%\d+), 0; @p ([^;]*); \}")
 """How TVM spells an instruction that only some threads execute."""
+
+_PREDICATED = re.compile(
+    r"\{ \.reg \.pred (\w+); setp\.ne\.b32 \1, (%\d+), 0; (wgmma[^;]*), \1(,[^;]*)?; \}"
+)
+"""And how one with a predicate as an operand."""
 
 
 def translate(text):
@@ -122,6 +135,7 @@ def _calls(statement):
     if guarded:
         condition = values[int(guarded[1].removeprefix("%"))]
         return f"(({condition}) ? (void)({_call(guarded[2], values)}) : (void)0)"
+    code = _PREDICATED.sub(r"\3, \2\4;", code.strip())
     instructions = [one.strip() for one in code.split(";") if one.strip()]
     return ", ".join(_call(one, values) for one in instructions)
 

@@ -1,7 +1,7 @@
 """INT4 products for sm_90 as CUDA text that runs on the host, and what they compute in float64."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict
 
 import ml_dtypes  # noqa: F401  NumPy's bfloat16
 import numpy as np
@@ -33,11 +33,7 @@ def plain(layout, rows, dtype="float16"):
 
 def scheduled(func, target=TARGET, **tiles):
     """The function as the rule schedules it, with `tiles` as tuples, by bucket."""
-    names = [field.name for field in fields(Tile)]
-    given = {
-        bucket.replace("_", "-"): dict(zip(names, tile, strict=True))
-        for bucket, tile in tiles.items()
-    }
+    given = {bucket.replace("_", "-"): asdict(Tile(*tile)) for bucket, tile in tiles.items()}
     func = func.with_attr("sits.parameters", json.dumps(given)) if given else func
     schedule = TensorCoreMatmul().apply(func, target, False)
     assert schedule is not None, "TensorCoreMatmul declined"
@@ -82,11 +78,11 @@ def assert_close(out, x, parts, layout):
     assert (excess <= 0).all(), f"off by {(excess + bound).max()}, allowed {bound.max()}"
 
 
-def check(layout, rows, dtype="float16", seed=0, **tiles):
+def check(layout, rows, dtype="float16", seed=0, target=TARGET, **tiles):
     """Run at each of `rows`, by one function with a symbolic number, or static for an int."""
     rng = np.random.default_rng(seed)
     static = rows if isinstance(rows, int) else None
-    compiled = CudaText(scheduled(plain(layout, static, dtype), **tiles), TARGET, seed)
+    compiled = CudaText(scheduled(plain(layout, static, dtype), target, **tiles), target, seed)
     parts = weight(rng, layout)
     for count in [rows] if static is not None else rows:
         arguments, x = activations(rng, count, layout, dtype)
