@@ -57,13 +57,13 @@ def swizzled(column: tirx.Expr, byte: tirx.Expr) -> tirx.Expr:
 
 def descriptor_start(address: tirx.Expr) -> tirx.Expr:
     """What `descriptor` takes for an address in shared memory, of which there are less than 2¹⁸."""
-    return T.Bind(address >> tirx.const(4, "uint32"))
+    start = T.Cast("uint64", address >> tirx.const(4, "uint32"))
+    return T.Bind(start | tirx.const(_DISTANCE, "uint64"))
 
 
 def descriptor(start: tirx.Expr, at: int) -> tirx.Expr:
     """Of a right factor whose first column's 32 bytes lie `at` bytes behind `start`."""
-    lower = start + tirx.const(at >> 4, "uint32")
-    return T.Cast("uint64", lower) | tirx.const(_DISTANCE, "uint64")
+    return start + tirx.const(at >> 4, "uint64")
 
 
 def publish_copies() -> None:
