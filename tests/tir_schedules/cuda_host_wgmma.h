@@ -26,17 +26,18 @@ struct Collective {
   bool operator==(const Collective&) const = default;
 };
 
-inline std::map<int, Products> products;                        // by thread
-inline std::map<int, std::vector<Collective>> collectives;      // by warpgroup
-inline std::map<int, size_t> started;                           // by warp
+inline std::map<int, Products> products;                    // by thread
+inline std::map<int, std::vector<Collective>> collectives;  // by warpgroup
+inline std::map<int, size_t> started;                       // by warp
 
 inline void begin_products_of_block() { products.clear(), collectives.clear(), started.clear(); }
 
 inline void end_products_of_block() {
   for (const auto& [thread, own] : products)
     if (!own.sums.empty()) fail("wgmma: thread %d ends without a wait", thread);
-  for (const auto& [warp, count] : started)
-    if (count != collectives[warp / 4].size()) fail("wgmma: warp %d leaves its warpgroup", warp);
+  for (const auto& [group, order] : collectives)
+    for (int warp = 4 * group; warp < 4 * group + 4; ++warp)
+      if (started[warp] != order.size()) fail("wgmma: warp %d leaves its warpgroup", warp);
 }
 
 inline void agree(const Collective& one) {
