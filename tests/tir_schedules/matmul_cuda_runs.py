@@ -65,11 +65,15 @@ def run(compiled, x, parts, layout, dtype="float16"):
 
 def assert_close(out, x, parts, layout):
     """Within one rounding to the dtype, and of float32 sums 2e-6 of the sum of magnitudes."""
+    w = unpack(tuple(parts), layout).astype("float64")
     if layout.spec.activation == "int8":
-        expected, magnitude = product(*x, parts, layout)
+        expected, _ = product(*x, parts, layout)
+        codes, scale = x
+        each = layout.padded_k // scale.shape[1]
+        x = codes * np.repeat(scale.astype("float64"), each, axis=1)[:, : layout.k]
     else:
-        w = unpack(tuple(parts), layout).astype("float64")
-        expected, magnitude = x @ w.T, np.abs(x) @ np.abs(w).T
+        expected = x @ w.T
+    magnitude = np.abs(x) @ np.abs(w).T
     assert out.shape == expected.shape
     assert np.isfinite(out.astype("float32")).all()
     least = 2.0**-25 if out.dtype == "float16" else 1e-30  # half of the smallest float16
