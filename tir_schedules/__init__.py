@@ -18,6 +18,7 @@ from .group_sums import GroupSums
 from .matmul import Matmul
 from .matmul_cuda import TensorCoreMatmul
 from .quantize_activation import QuantizeActivation
+from .quantize_activation_cuda import QuantizeActivationCuda
 from .tuning_space import tuned_rows
 
 RULES: tuple[dlight.ScheduleRule, ...] = (
@@ -25,6 +26,7 @@ RULES: tuple[dlight.ScheduleRule, ...] = (
     Matmul(),
     TensorCoreMatmul(),
     QuantizeActivation(),
+    QuantizeActivationCuda(),
     FakeQuantizeGradient(),
     CpuFallback(),
     GroupSums(),

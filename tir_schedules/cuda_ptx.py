@@ -156,6 +156,16 @@ def fused_multiply_add(result: tirx.Expr, a: tirx.Expr, b: tirx.Expr, addend: ti
     T.evaluate(T.ptx["fma.rn.f32"](result, a, b, addend))
 
 
+def approximate_reciprocal(result: tirx.Expr, x: tirx.Expr) -> None:
+    """result = 1 / x, one unit in the last place off at most; results below 2**-126 are 0."""
+    T.evaluate(T.ptx["rcp.approx.ftz.f32"](result, x))
+
+
+def add_bytes(total: tirx.Expr, word: tirx.Expr) -> None:
+    """total += the four int8 of `word`, in int32."""
+    T.evaluate(T.ptx["dp4a.s32.s32"](total, word, tirx.const(0x01010101, "int32"), total))
+
+
 def load_words(registers: tirx.Buffer, first: int, shared: tirx.Expr, at: tirx.Expr) -> None:
     """Four float32 from `at` on to registers[first:first + 4]."""
     load_shared(registers, first, shared, at * _WORD, 4)

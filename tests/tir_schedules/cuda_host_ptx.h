@@ -218,4 +218,18 @@ void cvt_pair(uint32_t& d, float upper, float lower) {
 
 inline void ex2(float& d, float a) { d = exp2f(a); }
 
+// One unit in the last place off, which is as much as the PTX ISA allows; subnormals are 0.
+inline void rcp(float& d, float a) {
+  if (std::fpclassify(a) == FP_SUBNORMAL) a = std::copysign(0.0f, a);
+  d = std::nextafter(1 / a, 0.0f);
+  if (std::fpclassify(d) == FP_SUBNORMAL) d = std::copysign(0.0f, d);
+  if (std::isinf(1 / a)) d = 1 / a;
+}
+
+template <class Register>
+void dp4a(Register& d, int32_t a, int32_t b, int32_t c) {
+  for (int shift = 0; shift < 32; shift += 8) c += int8_t(a >> shift) * int8_t(b >> shift);
+  d = c;
+}
+
 }  // namespace ptx

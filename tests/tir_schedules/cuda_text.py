@@ -92,7 +92,7 @@ class Kernels:
 
 
 class CudaText:
-    """``run(*arrays)`` runs a scheduled PrimFunc; its last argument is what it writes.
+    """``run(*arrays)`` runs a scheduled PrimFunc; its last arguments are what it writes.
 
     Parameters
     ----------
@@ -100,9 +100,12 @@ class CudaText:
     target : Target
     seed : int
         Of the order in which warps run.
+    outputs : int
+        How many arguments it writes.
     """
 
-    def __init__(self, func, target, seed=0):
+    def __init__(self, func, target, seed=0, outputs=1):
+        self.outputs = outputs
         attributes = {"global_symbol": "main", "tirx.is_scheduled": True}
         capture = _Capture()
         with with_instruments(capture):
@@ -120,18 +123,19 @@ class CudaText:
 
     def __call__(self, *arrays):
         values, tensors = {}, {}
-        for buffer, array in zip(self.host.params, arrays, strict=True):
-            is_last, name = array is arrays[-1], str(buffer.name)
-            content = None if is_last else array
+        inputs = len(arrays) - self.outputs
+        for i, (buffer, array) in enumerate(zip(self.host.params, arrays, strict=True)):
+            name, content = str(buffer.name), array if i < inputs else None
             tensors[buffer.data.args[0]] = GlobalArray(name, array.nbytes, content)
             for dim, extent in zip(buffer.shape, array.shape, strict=True):
                 if isinstance(dim, tirx.Var):
                     values[dim] = tirx.const(extent, dim.ty.dtype)
         self._run(self.host.body, values, tensors)
-        out = list(tensors.values())[len(arrays) - 1]
-        if not (out.counts == 1).all():
-            raise CudaTextError(f"{out.name.decode()}: elements not written once")
-        arrays[-1].reshape(-1).view("uint8")[:] = out.bytes
+        written = list(tensors.values())[inputs : len(arrays)]
+        for out, array in zip(written, arrays[inputs:], strict=True):
+            if not (out.counts == 1).all():
+                raise CudaTextError(f"{out.name.decode()}: elements not written once")
+            array.reshape(-1).view("uint8")[:] = out.bytes
 
     def _run(self, node, values, tensors):
         """A statement of the host, with the integers and the arrays that its variables are."""

@@ -50,6 +50,8 @@ _INSTRUCTIONS = {
         f"wgmma_integers<{_integers(m[2])}, {_integers(m[3])}, {m[1]}>"
     ),
     r"ex2\.approx(?:\.ftz)?\.f32": lambda m: "ex2",
+    r"rcp\.approx\.ftz\.f32": lambda m: "rcp",
+    r"dp4a\.s32\.s32": lambda m: "dp4a",
     r"fma\.rn\.f32": lambda m: "fma_f32",
     r"activemask\.b32": lambda m: "activemask",
     r"bar\.warp\.sync": lambda m: "bar_warp_sync",

@@ -45,6 +45,8 @@ CONVERT = {
 }
 PRMT = Instruction("prmt", "prmt.b32 %0, %1, %2, %3;", "r", "r", "r", "r")
 EX2 = Instruction("ex2", "ex2.approx.ftz.f32 %0, %1;", "f", "f")
+RCP = Instruction("rcp", "rcp.approx.ftz.f32 %0, %1;", "f", "f")
+DP4A = Instruction("dp4a", "dp4a.s32.s32 %0, %1, %2, %3;", "r", "r", "r", "r")
 LOP3 = Instruction(
     "lop3",
     " ".join(f"lop3.b32 %{table}, %256, %257, %258, {hex(table)};" for table in range(256)),
@@ -58,7 +60,7 @@ LOP3 = Instruction(
 @pytest.fixture(scope="module")
 def library():
     several = [one for one, *_ in MMA.values()]
-    several += [*ARITHMETIC.values(), *FMA.values(), *CONVERT.values(), PRMT, EX2, LOP3]
+    several += [*ARITHMETIC.values(), *FMA.values(), *CONVERT.values(), PRMT, EX2, RCP, DP4A, LOP3]
     texts = [one.text() for one in several]
     return Kernels("".join(texts + [_shuffle_text(kind) for kind in ("", "xor_", "down_", "up_")]))
 
@@ -168,6 +170,24 @@ def test_conversion_rounds_to_even_with_the_first_operand_above(kind, library, r
         with np.errstate(all="ignore"):
             expected = values.astype(PAIRS[kind]).astype("float32")
             np.testing.assert_array_equal(found.astype("float32"), expected)
+
+
+def test_rcp_is_one_unit_off_at_most(library):
+    values = np.geomspace(2.0**-125, 2.0**125, 320, dtype="float32").reshape(32, 10)
+    found = np.concatenate([RCP.run(library, values[:, i]) for i in range(10)], -1)
+    off = np.abs(found.astype("float64") * values - 1)
+    assert 2.0**-25 < off.max() <= 2.0**-22
+    special = np.resize(np.array([np.inf, 2.0**127, -(2.0**-130), np.nan], "float32"), 32)
+    expected = np.resize(np.array([0, 0, -np.inf, np.nan], "float32"), 32)
+    np.testing.assert_array_equal(RCP.run(library, special).reshape(-1), expected)
+
+
+def test_dp4a_adds_products_of_signed_bytes(library, rng):
+    a, b, c = rng.integers(-(2**31), 2**31, (3, 32)).astype("int32")
+    products = a.view("int8").astype("int64") * b.view("int8")
+    expected = (c + products.reshape(32, 4).sum(-1)).astype("int32")
+    found = DP4A.run(library, a, b, c).view("int32").reshape(-1)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_ex2_is_a_power_of_two(library):

@@ -1,0 +1,157 @@
+"""The CUDA text that quantizes activations, run on the host, against the plain function on llvm."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from cuda_text import CudaText
+from int8_runs import build, run
+
+from sits_tvm import parse_target
+from sits_tvm.config import QuantSpec
+from sits_tvm.device_code import compile_device_code, find_toolkit, record_launches
+from tir_schedules.int8_matmul import quantize_activation, scale_columns
+from tir_schedules.packing import PackedLayout
+from tir_schedules.quantize_activation_cuda import QuantizeActivationCuda
+
+TARGET = parse_target("cuda -arch=sm_90")
+TIES = np.arange(-126.5, 127) / 127
+"""Of a part whose largest magnitude is 1."""
+EDGES = [[1.0], [2.0**-24], [2.0**-90], [2.0**-99.5], [2.0**-110], [2.0**100], [2.0**127.9]]
+
+
+def layout_of(k, group_size):
+    return PackedLayout(16, k, QuantSpec(group_size=group_size), "vectors")
+
+
+def compiled_both(layout, dtype):
+    func = quantize_activation((None, None), layout.k, layout.group_size, dtype)
+    schedule = QuantizeActivationCuda().apply(func, TARGET, False)
+    assert schedule is not None
+    return CudaText(schedule.mod["main"], TARGET, outputs=3), build(func, None, "host")
+
+
+def outputs_of(layout, axes):
+    scales = layout.padded_k // scale_columns(layout.k, layout.group_size)
+    return [
+        ((*axes, layout.padded_k // 4), "int32"),
+        ((*axes, scales), "float32"),
+        ((*axes, layout.groups), "int32"),
+    ]
+
+
+def on_host(text, x, layout):
+    made = [np.full(shape, 77, dtype) for shape, dtype in outputs_of(layout, x.shape[:-1])]
+    text(x, *made)
+    return made
+
+
+def assert_equal(both, x, layout):
+    text, plain = both
+    expected = run(plain, x, outputs=outputs_of(layout, x.shape[:-1]))
+    for got, want in zip(on_host(text, x, layout), expected, strict=True):
+        np.testing.assert_array_equal(got.view("uint32"), want.view("uint32"))
+
+
+def activations(rng, axes, k, dtype):
+    """Normal ones, whole rows of ties, zeros, and magnitudes from the smallest to the largest."""
+    x = rng.standard_normal((*axes, k)) * 10 ** rng.uniform(-2, 2, (*axes, 1))
+    rows = x.reshape(-1, k)
+    with np.errstate(over="ignore"):
+        for i, row in enumerate(rows[1:]):
+            if i == 0:
+                row[:] = 0
+            elif i == 1:
+                row[:] = rng.choice(TIES, k)
+                row[::31] = 1
+            else:
+                row *= EDGES[i % len(EDGES)][0] / np.abs(row).max()
+        largest = float(ml_dtypes.finfo(dtype).max)
+        return np.clip(x, -largest, largest).astype(dtype)
+
+
+SHAPES = [(4096, 128), (288, 32), (300, 32), (640, 64), (37, -1), (300, -1), (2304, -1)]
+SLOW = [(72, 32), (5, 32), (128, -1), (640, 128), (130, 64), (1000, -1), (18432, -1)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("k", "group_size"), [*SHAPES, *(pytest.param(*s, marks=pytest.mark.slow) for s in SLOW)]
+)
+def test_bit_for_bit(rng, k, group_size, dtype):
+    layout = layout_of(k, group_size)
+    both = compiled_both(layout, dtype)
+    for axes in [(0, 4), (1, 1), (3, 5)]:
+        assert_equal(both, activations(rng, axes, k, dtype), layout)
+
+
+def next_to_ties(rng, exponent, bit, count):
+    """Pairs (x, largest) whose quotient x / scale, from 2^bit on, is hardest to round: one near the
+    middle between two float32, of which one is a tie of integers."""
+    ties = np.arange(2 ** (bit + 1) + 1, min(2 ** (bit + 2), 253), 2) << 23 - bit
+    middles = np.add.outer(ties, [-1, 1]).reshape(-1)  # times 2^(24 - bit)
+    largest = rng.uniform(1, 2, (1 << 23) // len(middles)).astype("float32")
+    largest *= np.float32(2.0**exponent)
+    scale = np.maximum(largest, np.float32(2.0**-100)) / np.float32(127)
+    mantissa, power = np.frexp(scale)
+    products = np.multiply.outer((mantissa * 2**24).astype("int64"), middles)
+    dropped = np.frexp(products.astype("float64"))[1] - 24
+    x = np.rint(products * 2.0**-dropped).astype("int64")
+    gaps = np.abs((x << dropped) - products)
+    best = np.argpartition(gaps, count, axis=None)[:count]
+    i, j = np.unravel_index(best, gaps.shape)
+    x = np.ldexp(x[i, j].astype("float32"), dropped[i, j] + power[i] - 48 + bit)
+    assert (np.abs(x / scale[i] * 2 % 2 - 1) < 1e-6 * 2**bit).all()
+    return x, largest[i]
+
+
+@pytest.mark.parametrize("exponent", [0, -100, pytest.param(120, marks=pytest.mark.slow)])
+def test_quotients_next_to_ties(rng, exponent):
+    layout = layout_of(64, 32)
+    both = compiled_both(layout, "float32")
+    for bit in (0, 6):
+        x, largest = next_to_ties(rng, exponent, bit, 512)
+        assert_equal(both, np.stack([x, largest] * 32, -1).reshape(64, 8, 64), layout)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("k", "group_size"), [(300, 32), (512, -1)])
+def test_columns_that_are_not_finite_are_not_hidden(bad, k, group_size):
+    layout = layout_of(k, group_size)
+    x = np.ones((1, 2, k), "float32")
+    x[0, 0, 40] = bad
+    words, scale, sums = on_host(compiled_both(layout, "float32")[0], x, layout)
+    assert not np.isfinite(scale[0, 0, 0])
+    assert (scale.reshape(-1)[1:] == np.float32(1) / np.float32(127)).all()
+    codes = words.view("int8").astype("int32")
+    padded = codes.reshape(*sums.shape, layout.group_size)
+    np.testing.assert_array_equal(padded.sum(-1), sums)
+
+
+def scheduled(arch, k, group_size=-1, dtype="float16"):
+    func = quantize_activation(None, k, layout_of(k, group_size).group_size, dtype)
+    return QuantizeActivationCuda().apply(func, parse_target(f"cuda -arch={arch}"), False)
+
+
+def test_leaves_others_alone():
+    """GPUs without the instructions, and parts that no block holds."""
+    assert scheduled("sm_75", 64) is None
+    assert scheduled("sm_80", 65536) is not None
+    assert scheduled("sm_80", 65544) is None
+
+
+@pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("k", "group_size", "dtype", "loads"),
+    [(4096, 128, "bfloat16", 1), (14336, -1, "float32", 14), (65536, -1, "float16", 8)],
+)
+def test_machine_code(arch, k, group_size, dtype, loads):
+    """128-bit loads alone, nothing spilled, and no division that is a call."""
+    attributes = {"global_symbol": "main", "tirx.is_scheduled": True}
+    func = scheduled(arch, k, group_size, dtype).mod["main"].with_attrs(attributes)
+    with record_launches() as launches:
+        built = tvm.compile(tvm.IRModule({"main": func}), parse_target(f"cuda -arch={arch}"))
+    (kernel,) = compile_device_code(built, arch, launches).kernels
+    assert kernel.sass["LDG.128"] == loads
+    assert kernel.sass["LDG.narrow"] == kernel.sass["CALL"] == kernel.spills == 0
