@@ -47,9 +47,9 @@ class QuantSpec:
     activation : str or None
         None keeps activations in float (W4A16). "int8" quantizes them in every call, each token
         in parts of up to 128 columns (with a group_size of -1 as a whole), for products of integers
-        (W4A8, llvm only). "bfloat16" rounds those of float16 and float32 models to bfloat16, and is
-        faster for many rows on CPUs that multiply pairs of them (avx512_bf16; llvm only); sums and
-        results are as before. "int4" has no kernels yet.
+        (W4A8, llvm and, from sm_80 on, cuda). "bfloat16" rounds those of float16 and float32 models
+        to bfloat16, and is faster for many rows on CPUs that multiply pairs of them (avx512_bf16;
+        llvm only); sums and results are as before. "int4" has no kernels yet.
 
     Raises
     ------

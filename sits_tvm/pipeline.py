@@ -51,7 +51,7 @@ def graph_passes(
     _refuse_activations(config, target)
     quantize, order = [], tir_schedules.weight_order(target)
     if config.quant is not None:
-        stack = config.quant.activation == "int8"  # the others gain nothing by it
+        stack = config.quant.activation == "int8" and target.kind.name == "llvm"  # others gain none
         quantize = [passes.QuantizeMatmulWeights(config, order=order, stack=stack, report=report)]
     return [
         passes.UnpackInt4Constants(),
@@ -69,10 +69,17 @@ def graph_passes(
 
 
 def _refuse_activations(config: Config, target: Target) -> None:
-    if config.quant is None or config.quant.activation is None or target.kind.name == "llvm":
+    """Those without kernels for the target."""
+    kind, activation = target.kind.name, config.quant and config.quant.activation
+    if activation is None or kind == "llvm":
         return
-    message = f'QuantSpec.activation="{config.quant.activation}" has kernels for llvm only'
-    help_ = f"leave it None for {target.kind.name}: weights in INT4, activations in float"
+    where = "llvm only"
+    if activation == "int8":
+        if kind == "cuda" and tir_schedules.weight_order(target) == "fragments":
+            return
+        where = "llvm and, from sm_80 on, cuda"
+    message = f'QuantSpec.activation="{activation}" has kernels for {where}, not for {target}'
+    help_ = "leave it None: weights in INT4, activations in float"
     raise SitsError([Diagnostic.error("activation-target", message, help=help_)])
 
 

@@ -5,12 +5,14 @@ import pytest
 import tvm
 from small_builds import CPU, G32, codes, refused
 from small_modules import one_function, restored
+from test_stacked_weights import imported
 from tvm import relax, tirx
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
 
 W4A8 = Config(quant=QuantSpec(group_size=32, symmetric=False, activation="int8"))
+CUDA = [f"cuda -arch={arch}" for arch in ("sm_80", "sm_90", "sm_90a")]
 MATRIX = relax.TensorType((64, 64), "float32")
 
 
@@ -71,20 +73,41 @@ def test_no_rows_at_all(rng, config):
     assert relax.VirtualMachine(built, tvm.cpu())["main"](x, *built.param_list).shape == (2, 0, 64)
 
 
-def test_one_quantization_for_two_projections_and_no_kernel_between(rng):
-    params = random_params(rng)
-    lowered, report = sits_tvm.lower(gated(), CPU, params=params, config=W4A8)
+def kernel_names(report):
+    return sorted(kernel.name.rstrip("0123456789") for kernel in report.kernels)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("target", [CPU, *CUDA])
+def test_one_quantization_for_two_projections_and_no_kernel_between(rng, target, dtype):
+    params = random_params(rng, dtype)
+    lowered, report = sits_tvm.lower(gated(dtype=dtype), target, params=params, config=W4A8)
     assert lowered.script().count("call_tir(cls.quantize_activation") == 1
-    assert sorted(kernel.name.rstrip("0123456789") for kernel in report.kernels) == [
+    assert kernel_names(report) == [
         "fused_int8_matmul_add_silu",
         "fused_int8_matmul_multiply_add",
         "quantize_activation",
     ]
     assert {kernel.ranked for kernel in report.kernels} == {"default"}
+    if target != CPU:
+        rules = ["QuantizeActivationCuda", "TensorCoreMatmul", "TensorCoreMatmul"]
+        assert sorted(kernel.family for kernel in report.kernels) == rules
     assert all("int8 activations" in str(row.spec) for row in report.quantized)
 
 
-def test_cuda_is_refused():
-    found = refused(gated(), "cuda -arch=sm_90", config=W4A8)
+def test_queries_keys_and_values_share_a_quantization_on_cuda(rng):
+    """Theirs and the one before the output projection; nothing is stacked."""
+    _, mod, params = imported()
+    lowered, report = sits_tvm.lower(mod, CUDA[1], params=params, config=W4A8)
+    assert not report.stacked
+    assert lowered.script().count("call_tir(cls.quantize_activation") == 2
+    products = [kernel for kernel in report.kernels if "int8_matmul" in kernel.name]
+    assert {kernel.family for kernel in products} == {"TensorCoreMatmul"}
+    assert "fallback" not in {kernel.ranked for kernel in report.kernels}
+
+
+def test_older_gpus_are_refused():
+    found = refused(gated(), "cuda -arch=sm_75", config=W4A8)
     assert codes(found) == ["activation-target"]
-    assert "llvm" in found[0].message
+    assert "sm_75" in found[0].message
+    assert "sm_80" in found[0].message
