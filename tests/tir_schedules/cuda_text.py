@@ -205,7 +205,8 @@ def _launch_text(name, parameters):
         is_tensor = kind.endswith("*")
         place = f"{'arrays' if is_tensor else 'scalars'}[{counts[is_tensor]}]"
         counts[is_tensor] += 1
-        arguments.append(f"Ptr<{kind[:-1]}>({place})" if is_tensor else f"static_cast<{kind}>({place})")
+        cast = f"Ptr<{kind[:-1]}>" if is_tensor else f"static_cast<{kind}>"
+        arguments.append(f"{cast}({place})")
     return f"""
 extern "C" const char* launch_{name}(host::Array** the_arrays, const int64_t* the_scalars,
                                      const int* extents, int64_t dynamic_bytes, unsigned seed) {{

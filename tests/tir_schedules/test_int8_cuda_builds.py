@@ -1,6 +1,6 @@
 """W4A8 builds for CUDA: what their kernels compute together, run on the host, against float64."""
 
-import ml_dtypes  # NumPy's bfloat16
+import ml_dtypes  # noqa: F401  NumPy's bfloat16
 import numpy as np
 import pytest
 from cuda_text import CudaText
