@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -14,6 +14,7 @@ import tvm_ffi
 from tvm import DataType, tirx
 from tvm.ir import Call, Op
 from tvm.ir.instrument import pass_instrument
+from tvm.sym import Analyzer
 
 from ._pass_context import with_instruments
 from ._target_gpu import STATIC_SHARED_MEMORY, shared_memory_limit
@@ -29,7 +30,8 @@ class Launch:
 
     `grid` and `block` are extents along x, y, z, as text since they may be symbolic ("n // 4").
     Shared memory is in bytes per block; the dynamic one may be symbolic too. `arguments` are those
-    of the kernel in order: names of buffers, and integers as text.
+    of the kernel in order: names of buffers, and integers as text. `condition` is what the host
+    asks last before it starts the kernel, "" if nothing: of a product, its rows ("m <= 16").
     """
 
     grid: tuple[str, ...]
@@ -37,6 +39,7 @@ class Launch:
     static_smem: int
     dynamic_smem: int | str
     arguments: tuple[str, ...] = ()
+    condition: str = ""
 
 
 @contextmanager
@@ -112,20 +115,38 @@ class _Recorder:
         functions = {gv.name_hint: f for gv, f in mod.functions.items()}
         for func in functions.values():
             if isinstance(func, tirx.PrimFunc):
-                shared = _shared_terms(func)
-                for call in _kernel_calls(func):
-                    kernel = functions[call.args[0].value]
-                    self.launches[call.args[0].value] = _launch(call, kernel, shared)
+                shared, conditions = _shared_terms(func), _conditions(func)
+                for call in _kernel_calls(func.body):
+                    name = str(call.args[0].value)
+                    launch = _launch(call, functions[name], shared)
+                    condition = conditions.get(name)
+                    text = "" if condition is None else _text(_written_out(condition, shared))
+                    self.launches[name] = replace(launch, condition=text)
 
 
-def _kernel_calls(func: tirx.PrimFunc) -> list[Call]:
+def _conditions(func: tirx.PrimFunc) -> dict[str, tirx.Expr]:
+    """By kernel, the innermost condition under which it starts."""
+    found: dict[str, tirx.Expr] = {}
+
+    def note(branch: tirx.IfThenElse) -> None:
+        otherwise = Analyzer().simplify(tirx.Not(branch.condition))
+        cases = (branch.then_case, branch.condition), (branch.else_case, otherwise)
+        for case, condition in cases:
+            for call in _kernel_calls(case) if case is not None else []:
+                found.setdefault(str(call.args[0].value), condition)
+
+    tvm_ffi.structural_walk(func.body, (tirx.IfThenElse, note), order="post")
+    return found
+
+
+def _kernel_calls(body: tirx.Stmt) -> list[Call]:
     calls: list[Call] = []
 
     def note(call: Call) -> None:
         if isinstance(call.op, Op) and call.op.name == "tirx.call_ffi_kernel":
             calls.append(call)
 
-    tvm_ffi.structural_walk(func.body, (Call, note))
+    tvm_ffi.structural_walk(body, (Call, note))
     return calls
 
 

@@ -154,6 +154,7 @@ def _described(name: str, launches: Mapping[str, Launch]) -> Kernel:
         block=launch.block,
         static_smem=launch.static_smem,
         dynamic_smem=launch.dynamic_smem,
+        condition=launch.condition,
     )
 
 

@@ -149,6 +149,8 @@ class Kernel:
     numbers of rows in `tuned_rows`; for others the default), "default" (our rule or dlight's) or
     "fallback" (no rule of its own). Shared memory is in bytes, registers and spills (bytes) per
     thread. `sass` and `loop_sass` (main loop only) count instructions by full opcode and by class.
+    `condition` is what the host asks last before it starts the kernel: of a product that has
+    kernels for some numbers of rows each, these ("b * s <= 16").
     """
 
     name: str
@@ -163,6 +165,7 @@ class Kernel:
     sass: dict[str, int] = field(default_factory=dict)
     loop_sass: dict[str, int] = field(default_factory=dict)
     tuned_rows: tuple[str, ...] = ()
+    condition: str = ""
 
 
 @dataclass(repr=False)

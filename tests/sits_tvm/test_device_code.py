@@ -6,6 +6,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+import tvm
 from cuda_sources import Linear, holding, needs_nvcc
 from small_modules import one_function
 from tvm import relax, tirx
@@ -22,6 +23,8 @@ from sits_tvm.device_code import (
 from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.report import Kernel, Report
 from sits_tvm.target import parse_target
+from tir_schedules.int4_matmul import int4_matmul
+from tir_schedules.matmul_cuda import TensorCoreMatmul
 
 
 def test_the_compiler_is_there():
@@ -81,6 +84,21 @@ def test_launches_are_recorded_with_symbolic_extents(linear):
     assert softmax.arguments[-1] == "n"
     assert transpose.block == ("1024",)
     assert gemm.dynamic_smem > 0 == transpose.dynamic_smem
+
+
+def test_launches_say_for_which_rows(linear):
+    assert {launch.condition for launch in linear.launches.values()} == {""}
+    func = int4_matmul(None, 64, 2048, QuantSpec(group_size=32), "float32", "fragments")
+    scheduled = TensorCoreMatmul().apply(func, linear.target, False).mod["main"]
+    attributes = {"global_symbol": "main", "tirx.is_scheduled": True}
+    with record_launches() as launches:
+        tvm.compile(tvm.IRModule({"main": scheduled.with_attr(attributes)}), linear.target)
+    conditions = list(dict.fromkeys(launches[name].condition for name in in_order(launches)))
+    assert conditions == ["0 < m", "m == 1", "m <= 8", "m <= 16", "m <= 32", "m <= 64", "64 < m"]
+
+
+def in_order(launches):
+    return sorted(launches, key=lambda name: int(re.search(r"_kernel_?(\d*)$", name)[1] or 0))
 
 
 @needs_nvcc
