@@ -118,6 +118,14 @@ def read_log(log: str) -> Iterator[tuple[str, int, int, int]]:
             yield name[1], int(registers[1]), spilled, int(shared[1]) if shared else 0
 
 
+def read_waits(log: str) -> Iterator[tuple[str, str]]:
+    """Kernel and message of each place where ptxas makes products of `wgmma` wait on its own."""
+    for line in log.splitlines():
+        found = re.search(r"\(C75\d\d\) (.*wgmma.* in (?:the )?function '(\w+)'.*)", line)
+        if found:
+            yield found[2], found[1]
+
+
 def _folders(tool: str) -> Iterator[Path]:
     for entry in sys.path:
         yield from sorted(Path(entry or ".").glob(f"nvidia/cu*/bin/{tool}"), reverse=True)

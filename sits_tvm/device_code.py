@@ -17,7 +17,7 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from ._launches import Launch, check_launches, prim_func_of, record_launches
-from ._nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log
+from ._nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log, read_waits
 from ._sass import count, disassemble
 from ._sass_loops import main_loop
 from .diagnostics import Diagnostic, SitsError, emit
@@ -99,6 +99,9 @@ def compile_device_code(
     for source in cuda_sources(executable):
         with tempfile.TemporaryDirectory() as folder:
             cubin, log = compile_text(tools, arch, source, Path(folder))
+            for kernel, message in read_waits(log):
+                where = {"function": prim_func_of(kernel)}
+                emit(Diagnostic.warning("wgmma-serialized", f"{kernel}: {message}", **where))
             code.cubins.append(cubin.read_bytes())
             code.kernels.extend(_kernels(tools, cubin, log, launches or {}))
     return code

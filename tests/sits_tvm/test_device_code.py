@@ -20,6 +20,7 @@ from sits_tvm.device_code import (
     find_toolkit,
     record_launches,
 )
+from sits_tvm.diagnostics import collect
 from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.report import Kernel, Report
 from sits_tvm.target import parse_target
@@ -187,6 +188,32 @@ def test_counts_agree_with_the_text_of_nvdisasm(handwritten):
     for name in ("IMMA", "LOP3", "CALL", "LDL", "STL"):
         ours = sum(kernel.sass[name] for kernel in handwritten.code.kernels)
         assert ours == text.get(name, 0), name
+
+
+_SUMS = ", ".join(f"%{i}" for i in range(4))
+WGMMA = rf"""
+extern "C" __global__ void __launch_bounds__(128) wgmma_kernel(const int* a, float* b,
+                                                               unsigned long long right) {{
+  float d[4] = {{0, 0, 0, 0}};
+  int x = a[threadIdx.x];
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{_SUMS}}}, {{%4, %4, %4, %4}},"
+               " %5, 1, 1, 1, 0;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(x), "l"(right));
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+  WAIT
+  for (int i = 0; i < 4; i++) b[threadIdx.x * 4 + i] = d[i];
+}}
+"""
+_WAIT = 'asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory");'
+
+
+@pytest.mark.parametrize(("wait", "codes"), [(_WAIT, set()), ("", {"wgmma-serialized"})])
+def test_products_of_warpgroups_that_wait_on_their_own_are_told(wait, codes):
+    with collect() as notes:
+        code = compile_device_code(holding(WGMMA.replace("WAIT", wait)), "sm_90a")
+    assert {(note.severity, note.code) for note in notes} == {("warning", one) for one in codes}
+    assert code.kernels[0].sass["HGMMA"] == 1
 
 
 def test_other_instruments_keep_running():
