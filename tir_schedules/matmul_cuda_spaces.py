@@ -35,6 +35,13 @@ _FEW_TERMS = {
 _MANY_TERMS = Tile(2, 4, 4, 2, 1, 2, 3)
 """Where a token has three rows in shared memory: fewer tokens for a warp, and fewer stages."""
 
+_WARPGROUPS = {
+    "17-32": Tile(2, 4, 4, 1, 1, 2, 4, wgmma=1),
+    "33-64": Tile(2, 8, 4, 1, 1, 4, 3, wgmma=1),
+    "65+": Tile(1, 16, 8, 1, 1, 2, 4, wgmma=1),
+}
+"""Instead of those, where there are products of warpgroups and enough channels for them."""
+
 _CHOICES = {
     "channels": (1, 2, 4),
     "tokens": (1, 2, 4, 8, 12, 16),
@@ -74,12 +81,22 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     if operands.terms > 1:
         many, special = _MANY_TERMS, _FEW_TERMS
     for bucket, (most, tile) in {**_FEW, "33-64": (64, many)}.items():
-        tile, choices = _fitted(operands, special.get(bucket, tile), most, target), _CHOICES
-        if most > 16 and has_wgmma:
-            choices = {**_CHOICES, **_WARPGROUP_CHOICES}
-        spaces[bucket] = Space(most, most, tile, choices)
-    choices = {**_CHOICES, **_WARPGROUP_CHOICES} if has_wgmma else _CHOICES
-    return {**spaces, "65+": Space(None, 1024, _fitted(operands, many, None, target), choices)}
+        tile = _fitted(operands, special.get(bucket, tile), most, target)
+        spaces[bucket] = Space(most, most, tile, _CHOICES)
+    spaces["65+"] = Space(None, 1024, _fitted(operands, many, None, target), _CHOICES)
+    return {**spaces, **(_warpgroup_spaces(operands, spaces, target) if has_wgmma else {})}
+
+
+def _warpgroup_spaces(operands: Operands, spaces: Spaces, target: Target) -> Spaces:
+    """Of sm_90a. Up to 64 rows of INT8 activations gain little: ptxas adds waits for sums."""
+    found, choices = {}, {**_CHOICES, **_WARPGROUP_CHOICES}
+    for bucket, tile in _WARPGROUPS.items():
+        most, default = spaces[bucket].most, spaces[bucket].default
+        fills = 2 * operands.channel_tiles > tile.channels * WARPGROUP
+        if fills and not (operands.is_int8 and most):
+            default = _fitted(operands, tile, most, target)
+        found[bucket] = replace(spaces[bucket], default=default, choices=choices)
+    return found
 
 
 def tile_fault(operands: Operands, tile: Tile, target: Target) -> str | None:

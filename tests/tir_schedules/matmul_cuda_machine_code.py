@@ -46,7 +46,8 @@ class MachineCode:
     @property
     def products(self):
         """MMAs of a warp."""
-        per_unit = self.tile.channels * self.tile.tokens * (2 if self._is_int8 else 4)
+        tokens = 1 if self.tile.wgmma else self.tile.tokens
+        per_unit = self.tile.channels * tokens * (2 if self._is_int8 else 4)
         return self.tile.units * self.trips * per_unit
 
     @property
@@ -56,7 +57,7 @@ class MachineCode:
 
     @property
     def _is_int8(self):
-        return any(line.family == "IMMA" for line in self.instructions)
+        return any(line.family in ("IMMA", "IGMMA") for line in self.instructions)
 
     def executed(self):
         """Of a block that has all its stages, and all rows of its tile.

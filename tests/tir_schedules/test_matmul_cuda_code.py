@@ -7,8 +7,10 @@ import pytest
 from matmul_cuda_machine_code import machine_code
 
 from sits_tvm._sass import count
+from sits_tvm._sass_loops import MMA
 from sits_tvm._sass_pipes import width
 from sits_tvm.device_code import find_toolkit
+from sits_tvm.diagnostics import collect
 
 pytestmark = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
 SLOW = pytest.mark.slow
@@ -26,7 +28,7 @@ def assert_clean(code, product):
     """No spills, local memory or calls, weights by 16 bytes, products on the right unit."""
     found = count(code.instructions)
     assert (code.spills, found["LDL"], found["STL"], found["CALL"]) == (0, 0, 0, 0)
-    products = {line.opcode for line in code.instructions if line.family in ("HMMA", "IMMA")}
+    products = {line.opcode for line in code.instructions if line.family in MMA}
     assert products == {product}
     wide = sum(width(line.opcode) == 16 for line in code.instructions if line.family == "LDGSTS")
     per_stage = code.tile.channel_tiles * code.tile.step_units * 512 // 16 / code.tile.threads
@@ -61,9 +63,7 @@ def test_int8_activations_and_groups(n, k, rows):
     assert code.per_weight() <= 1.5
 
 
-@pytest.mark.parametrize(
-    ("arch", "most"), [("sm_80", 4.3), pytest.param("sm_90", 3.5, marks=SLOW), ("sm_90a", 3.5)]
-)
+@pytest.mark.parametrize(("arch", "most"), [("sm_80", 4.3), pytest.param("sm_90", 3.5, marks=SLOW)])
 def test_many_rows_take_three_and_a_half_instructions_per_product(arch, most):
     code = machine_code(4096, 4096, 4096, group_size=128, arch=arch)
     assert_clean(code, "HMMA.16816.F32")
@@ -75,3 +75,37 @@ def test_many_rows_take_three_and_a_half_instructions_per_product(arch, most):
 def test_other_architectures_and_types(arch, dtype):
     code = machine_code(4096, 4096, 8, dtype=dtype, arch=arch, group_size=128, symmetric=False)
     assert_clean(code, "HMMA.16816.F32" + (".BF16" if dtype == "bfloat16" else ""))
+
+
+@pytest.mark.parametrize(
+    ("rows", "form", "product", "per_weight", "per_product"),
+    [
+        (32, {}, "HGMMA.64x32x16.F32", 2.4, 19),
+        (64, {}, "HGMMA.64x64x16.F32", 2.6, 21),
+        (4096, {}, "HGMMA.64x128x16.F32", 4.0, 32),
+        *(
+            pytest.param(*one, marks=SLOW)
+            for one in (
+                (32, {"symmetric": False}, "HGMMA.64x32x16.F32", 2.6, 21),
+                (4096, {"symmetric": False}, "HGMMA.64x128x16.F32", 4.1, 33),
+                (4096, {"dtype": "bfloat16"}, "HGMMA.64x128x16.F32.BF16", 4.2, 33),
+                (4096, {"activation": "int8"}, "IGMMA.64x128x32.S8.S8", 5.1, 82),
+                (
+                    4096,
+                    {"activation": "int8", "symmetric": False},
+                    "IGMMA.64x128x32.U8.S8",
+                    6.3,
+                    100,
+                ),
+            )
+        ),
+    ],
+)
+def test_products_of_warpgroups(rows, form, product, per_weight, per_product):
+    """On sm_90a; ptxas adds no waits."""
+    with collect() as notes:
+        code = machine_code(4096, 4096, rows, group_size=128, **form)
+    assert not [note for note in notes if note.code == "wgmma-serialized"]
+    assert_clean(code, product)
+    assert code.per_weight() <= per_weight
+    assert code.per_product() <= per_product
