@@ -42,6 +42,9 @@ _WARPGROUPS = {
 }
 """Instead of those, where there are products of warpgroups and enough channels for them."""
 
+_FEW_ZEROS = {"9-16": Tile(2, 2, 4, 1, 1, 8, 3)}
+"""Of INT8 activations and zero points of groups, whose copies cost less in longer stages."""
+
 _CHOICES = {
     "channels": (1, 2, 4),
     "tokens": (1, 2, 4, 8, 12, 16),
@@ -80,6 +83,8 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     has_wgmma = has_warpgroup_products(target) and operands.terms == 1
     if operands.terms > 1:
         many, special = _MANY_TERMS, _FEW_TERMS
+    elif _has_group_zeros(operands):
+        special = _FEW_ZEROS
     for bucket, (most, tile) in {**_FEW, "33-64": (64, many)}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)
         spaces[bucket] = Space(most, most, tile, _CHOICES)
@@ -136,7 +141,12 @@ def _one_row(operands: Operands, target: Target) -> Tile:
     """Few threads where there is little work for each, else four warps along k."""
     channels = 2 if operands.channel_tiles >= 4 * multiprocessors(target) else 1
     warps = min(4, channels * operands.units * UNIT // (2 * _PER_THREAD))
-    return Tile(channels, 1, 1, 1, 1 << max(0, warps.bit_length() - 1), 4, 4)
+    units = 8 if _has_group_zeros(operands) else 4
+    return Tile(channels, 1, 1, 1, 1 << max(0, warps.bit_length() - 1), units, 16 // units)
+
+
+def _has_group_zeros(operands: Operands) -> bool:
+    return operands.is_int8 and operands.is_grouped and operands.weight.zero_point is not None
 
 
 def _fitted(operands: Operands, tile: Tile, most: int | None, target: Target) -> Tile:
