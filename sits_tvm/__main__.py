@@ -67,7 +67,7 @@ def _tuning(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--work-dir", type=Path, required=True, metavar="DIR", help="goes on there"
     )
-    command.add_argument("--runner", default="local", help="local, or rpc with TVM_TRACKER_…")
+    command.add_argument("--runner", default="local", help="local, rpc with TVM_TRACKER_…, static")
     command.add_argument("--trials", type=int, default=64, help="per kernel; default: %(default)s")
     command.add_argument("--time-budget", type=float, metavar="SECONDS")
 

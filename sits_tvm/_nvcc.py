@@ -42,13 +42,17 @@ def find_toolkit() -> Toolkit | None:
     return Toolkit(nvcc, nvdisasm or next(others, None))
 
 
-def compile_text(tools: Toolkit, arch: str, source: str, folder: Path) -> tuple[Path, str]:
+def compile_text(
+    tools: Toolkit, arch: str, source: str, folder: Path, seconds: float | None = None
+) -> tuple[Path, str]:
     """The cubin of a CUDA text, and the log of ptxas, for `read_log`; kept for the next time.
 
     Raises
     ------
     SitsError
         With every error, and the kernel that it is about.
+    subprocess.TimeoutExpired
+        If nvcc takes more than `seconds`.
     """
     text, cubin = folder / "kernels.cu", folder / "kernels.cubin"
     command = [str(tools.nvcc), f"-arch={arch}", *_QUIET]
@@ -58,7 +62,7 @@ def compile_text(tools: Toolkit, arch: str, source: str, folder: Path) -> tuple[
         cubin.write_bytes(kept[0])
         return cubin, kept[1]
     text.write_text(source)
-    done = _run([*command, *_OPTIONS, "-split-compile=0", "-o", str(cubin), str(text)])
+    done = _run([*command, *_OPTIONS, "-split-compile=0", "-o", str(cubin), str(text)], seconds)
     if done.returncode == 0:
         write_cubin(key, cubin.read_bytes(), done.stderr)
         return cubin, done.stderr
@@ -68,8 +72,8 @@ def compile_text(tools: Toolkit, arch: str, source: str, folder: Path) -> tuple[
     raise SitsError(_problems(done.stderr, source, ptx.read_text() if ptx.exists() else ""))
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True)
+def _run(command: list[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
 
 
 def _problems(log: str, source: str, ptx: str) -> list[Diagnostic]:

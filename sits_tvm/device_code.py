@@ -168,7 +168,11 @@ def _merge(prim_funcs: list[Kernel], kernels: list[Kernel]) -> list[Kernel]:
         entry = known.get(prim_func_of(kernel.name))
         if entry is not None:
             kernel = replace(
-                kernel, family=entry.family, ranked=entry.ranked, tuned_rows=entry.tuned_rows
+                kernel,
+                family=entry.family,
+                ranked=entry.ranked,
+                tuned_rows=entry.tuned_rows,
+                tuned_by=entry.tuned_by,
             )
         merged.append(kernel)
     split = {prim_func_of(kernel.name) for kernel in kernels}

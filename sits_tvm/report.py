@@ -146,7 +146,8 @@ class Kernel:
     """A compiled kernel. The fields after `ranked` are read back from device code (CUDA only).
 
     `ranked` tells where its schedule comes from: "tuned" (a record of a tuning database, for the
-    numbers of rows in `tuned_rows`; for others the default), "default" (our rule or dlight's) or
+    numbers of rows in `tuned_rows`, by what `tuned_by` names: "measured" times, or "static"
+    estimates; for others the default), "default" (our rule or dlight's) or
     "fallback" (no rule of its own). Shared memory is in bytes, registers and spills (bytes) per
     thread. `sass` and `loop_sass` (main loop only) count instructions by full opcode and by class.
     `condition` is what the host asks last before it starts the kernel: of a product that has
@@ -166,6 +167,7 @@ class Kernel:
     loop_sass: dict[str, int] = field(default_factory=dict)
     tuned_rows: tuple[str, ...] = ()
     condition: str = ""
+    tuned_by: tuple[str, ...] = ()
 
 
 @dataclass(repr=False)

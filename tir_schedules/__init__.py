@@ -19,7 +19,7 @@ from .matmul import Matmul
 from .matmul_cuda import TensorCoreMatmul
 from .quantize_activation import QuantizeActivation
 from .quantize_activation_cuda import QuantizeActivationCuda
-from .tuning_space import tuned_rows
+from .tuning_space import tuned_by, tuned_rows
 
 RULES: tuple[dlight.ScheduleRule, ...] = (
     Attention(),
@@ -59,6 +59,7 @@ __all__ = [
     "ApplySchedules",
     "ComputeBfloat16",
     "scheduling_passes",
+    "tuned_by",
     "tuned_rows",
     "weight_order",
 ]

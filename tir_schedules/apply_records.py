@@ -65,7 +65,8 @@ class ApplyRecords:
                 for rows, record in known.items()
                 if _fits(record, spaces[rows])
             }
-            return with_parameters(func, found) if found else func
+            ranked = {record.ranked for rows, record in known.items() if rows in found}
+            return with_parameters(func, found, ranked) if found else func
         return func
 
 

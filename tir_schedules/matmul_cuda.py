@@ -9,11 +9,12 @@ a lane decodes the word that it reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import DataType, ir, s_tir, tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
@@ -22,6 +23,7 @@ from sits_tvm.diagnostics import Diagnostic, SitsError
 from .contraction import Contraction, Int4Weight, Int8Rows
 from .cuda_target import architecture
 from .emit import when, with_emitted_body
+from .kernel_work import Work
 from .matmul_cuda_block import launch
 from .matmul_cuda_half import HalfProducts
 from .matmul_cuda_int8 import LARGEST_CHANNEL, LARGEST_GROUP, Int8Products
@@ -31,6 +33,7 @@ from .matmul_cuda_pipeline import for_each_stage
 from .matmul_cuda_spaces import tensor_core_spaces, tile_fault
 from .matmul_cuda_terms import TERMS, in_terms
 from .matmul_cuda_tile import Tile
+from .matmul_cuda_work import unknown_work, work
 from .matmul_workload import excerpt, inputs, prim_func, workload_of
 from .recognise import recognise
 from .tir_nodes import is_const
@@ -74,6 +77,18 @@ class TensorCoreMatmul(TunableRule[MatmulWorkload]):
     def spaces(self, func: tirx.PrimFunc, target: Target) -> Spaces:
         found = _recognise(func, target)
         return {} if found is None else _spaces(found[1], target)
+
+    def work(self, func: tirx.PrimFunc, target: Target) -> Callable[[Any], Work | str]:
+        found = _recognise(func, target)
+        assert found is not None
+        operands = replace(found[1], most=int(found[1].rows))
+        output_width = DataType(str(func.params[-1].ty.dtype)).itemsize
+
+        def of(tile: Tile) -> Work | str:
+            fault = tile_fault(operands, tile, target) or unknown_work(operands, tile)
+            return work(operands, tile, output_width) if fault is None else fault
+
+        return of
 
     prim_func = staticmethod(partial(prim_func, order=_ORDER))
     inputs = staticmethod(partial(inputs, order=_ORDER))

@@ -164,6 +164,17 @@ class Stage:
         return self.slice * self.tile.warps_k
 
     @property
+    def copied(self) -> int:
+        """Bytes that arrive for a stage: all but what only keeps others in place."""
+        tiles, sums = self.tile.channel_tiles, self.has_zeros + 1
+        codes = tiles * self.tile.units * UNIT_BYTES
+        activations = self.tokens * self.terms * self.tile.units * UNIT * self.width
+        scales = tiles * self.groups * CHANNELS * self.scale_width
+        zeros = tiles * self.zero_words * ZERO_BYTES * self.has_zeros
+        tokens = self.groups * self.token_pitch * 4 * sums * self.is_int8
+        return (codes + activations + scales + zeros + tokens) * self.tile.warps_k
+
+    @property
     def pipeline_bytes(self) -> int:
         return self.bytes * self.tile.stages
 

@@ -21,7 +21,7 @@ from sits_tvm.diagnostics import Diagnostic, SitsError
 
 from .workloads import WORKLOADS, Workload
 
-FORMAT = 2
+FORMAT = 3
 SHIPPED = Path(__file__).parent / "database"
 
 
@@ -29,8 +29,12 @@ SHIPPED = Path(__file__).parent / "database"
 class Record:
     """The best parameters found for the rows of one bucket of a workload.
 
-    `ranked` says how: "measured", on `device`. `seconds` are medians of calls with inputs out of
-    cache: of these parameters, and in the same minute of the defaults (None: they failed).
+    `ranked` says how: "measured" on `device`, or "static", estimated for it from machine code by
+    version `model` of the static model (None: measured). `seconds` are of these parameters, and
+    `default_seconds` of the defaults (None: they failed): medians of calls with inputs out of
+    cache, taken in the same minute; or, where ranked "static", lower bounds, which no device was
+    asked about, of the largest number of rows (1024 where there is none). `ties` other candidates
+    are too near to the best for the static model to tell. `cores` are threads, or multiprocessors.
     """
 
     workload: Workload
@@ -44,6 +48,8 @@ class Record:
     trials: int
     seconds: float
     default_seconds: float | None
+    model: int | None = None
+    ties: int = 0
 
     def to_json(self, arch: str) -> str:
         values = asdict(self)

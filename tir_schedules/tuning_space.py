@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -24,9 +24,11 @@ from tvm.target import Target
 from sits_tvm.diagnostics import Diagnostic, SitsError
 
 from .emit import first_that_holds
+from .kernel_work import Work
 from .workloads import Workload
 
 ATTRIBUTE = "sits.parameters"
+_RANKED = "sits.ranked"
 W = TypeVar("W", bound=Workload)
 
 
@@ -126,6 +128,13 @@ class TunableRule(ScheduleRule, Generic[W]):
     def excerpt(self, workload: W, rows: int, inputs: list[np.ndarray]) -> Excerpt:
         """A part of the output for `inputs` that the plain function computes in seconds."""
 
+    def work(self, func: tirx.PrimFunc, target: Target) -> Callable[[Any], Work | str]:
+        """What the kernels of `func` with static rows do, by parameters; or why there are none.
+
+        Only rules of kind "cuda" know.
+        """
+        raise NotImplementedError
+
 
 def rule_of(rules: Sequence[ScheduleRule], family: str, kind: str) -> TunableRule:
     """The rule that tunes a family on a kind of target."""
@@ -206,7 +215,13 @@ def tuned_rows(func: tirx.PrimFunc) -> tuple[str, ...]:
     return tuple(json.loads(str(func.attrs.get(ATTRIBUTE, "{}"))))
 
 
+def tuned_by(func: tirx.PrimFunc) -> tuple[str, ...]:
+    """How the parameters of the attribute were ranked: "measured", "static"."""
+    return tuple(json.loads(str(func.attrs.get(_RANKED, "[]"))))
+
+
 def with_parameters(
-    func: tirx.PrimFunc, parameters: Mapping[str, Mapping[str, int]]
+    func: tirx.PrimFunc, parameters: Mapping[str, Mapping[str, int]], ranked: Iterable[str] = ()
 ) -> tirx.PrimFunc:
-    return func.with_attr(ATTRIBUTE, json.dumps(parameters))
+    func = func.with_attr(ATTRIBUTE, json.dumps(parameters))
+    return func.with_attr(_RANKED, json.dumps(sorted(ranked))) if ranked else func

@@ -40,6 +40,9 @@ _SECONDS = 60
 _CALLS = ms.runner.EvaluatorConfig(
     number=1, repeat=20, min_repeat_ms=0, enable_cpu_cache_flush=True
 )
+_FLUSHED = 256 << 20
+"""Bytes that are written between calls on a GPU: more than any L2 cache holds."""
+
 _WRONG = "wrong result"
 
 
@@ -48,6 +51,7 @@ class Check:
     """What the output for seeded inputs is to be at positions `at` of its first axis, within
     `limit`."""
 
+    kind: str
     workload: Workload
     rows: int
     at: list[int]
@@ -69,7 +73,7 @@ def check_of(task: Task) -> Check:
     rounding += 4 * np.sqrt(excerpt.terms) * np.finfo("f4").eps
     expected = expected.astype("float64")
     limit = float(rounding * np.abs(expected).max())
-    return Check(task.workload, rows, excerpt.at, expected, limit)
+    return Check(task.rule.kind, task.workload, rows, excerpt.at, expected, limit)
 
 
 def _empty(func: Any) -> Tensor:
@@ -89,7 +93,7 @@ def build_candidate(mod: IRModule, target: Target, _params: Any) -> Module:
 def allocate(check: Check, *call: Any) -> list[list[Tensor]]:
     """`f_alloc_argument` of a runner: the inputs of the check, and an output of NaN."""
     *_, device, infos, _ = call
-    rule = rule_of(RULES, check.workload.family, "llvm")
+    rule = rule_of(RULES, check.workload.family, check.kind)
     inputs = rule.inputs(check.workload, check.rows, np.random.default_rng(0))
     _, dtype, shape = infos[-1]
     output = np.full([int(extent) for extent in shape], np.nan, str(dtype))
@@ -104,8 +108,20 @@ def evaluate(check: Check, *call: Any) -> list[float]:
     difference = np.abs(found - check.expected).max()
     if not difference <= check.limit:
         raise ValueError(f"{_WRONG}: off by {difference:.3g}, {check.limit:.3g} is rounding")
+    if check.kind != "llvm":
+        return _timed_on_gpu(module, device, config, arguments)
     keep_off_workers()
     return run_evaluator_common(module, device, config, [arguments])
+
+
+def _timed_on_gpu(
+    module: Module, device: Any, config: ms.runner.EvaluatorConfig, arguments: list[Tensor]
+) -> list[float]:
+    """MetaSchedule flushes the caches of CPUs only, by addresses that a GPU's are not."""
+    timer = module.time_evaluator(
+        "main", device, config.number, config.repeat, cache_flush_bytes=_FLUSHED
+    )
+    return [float(seconds) for seconds in timer(*arguments).results]
 
 
 def keep_off_workers() -> None:

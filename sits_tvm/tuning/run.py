@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import tvm
 from sits_tvm.diagnostics import Diagnostic, raise_errors
 from sits_tvm.report_tables import render_table
 from tir_schedules.cpu_target import cores
+from tir_schedules.cuda_target import multiprocessors
 from tir_schedules.tuning_records import Record, arch_of, read_records, write_records
 
 from . import measure
@@ -28,6 +29,18 @@ _BATCH = 8
 
 _FINALISTS, _ROUNDS = 3, 3
 """The best candidates are measured again with the default, in turns."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a record was found; fields as in `Record`."""
+
+    ranked: str
+    device: str
+    cores: int
+    trials: int
+    model: int | None = None
+    ties: int = 0
 
 
 @dataclass
@@ -44,7 +57,6 @@ class Run:
 
     def all(self, tasks: Sequence[Task]) -> None:
         start = time.monotonic()
-        builder = cache(measure.make_builder)  # takes seconds, which a finished run does not need
         with until_interrupted(self.progress):
             for number, task in enumerate(tasks):
                 deadline = None
@@ -52,36 +64,38 @@ class Run:
                     now = time.monotonic()
                     left = self.time_budget - (now - start)
                     deadline = now + left / (len(tasks) - number)
-                self._one(task, f"[{number + 1}/{len(tasks)}] {task}", deadline, builder)
+                self._one(task, f"[{number + 1}/{len(tasks)}] {task}", deadline)
 
-    def _one(
-        self, task: Task, name: str, deadline: float | None, builder: Callable[[], Any]
-    ) -> None:
+    @cached_property
+    def _builder(self) -> Any:
+        return measure.make_builder()  # takes seconds, which a finished run does not need
+
+    def _one(self, task: Task, name: str, deadline: float | None) -> None:
         known, start = self._known(task), time.monotonic()
-        if _past(deadline) or (len(known) >= self.trials and self._record(task)):
+        if is_past(deadline) or (len(known) >= self.trials and self._record(task)):
             return
         search = Search(task, seed=1 + len(known))
         resumed = [search.at(trial.parameters) for trial in known]
         search.tell(resumed, [trial.seconds for trial in known])
         first = [search.at(task.space.default_values)]
-        runner = measure.make_runner(self.runner, measure.check_of(task), cores(task.target))
-        while len(known) < self.trials and not _past(deadline):
+        runner = measure.make_runner(self.runner, measure.check_of(task), _cores(task))
+        while len(known) < self.trials and not is_past(deadline):
             batch = [schedule for schedule in first if search.is_new(schedule)]
             batch += search.draw(min(_BATCH, self.trials - len(known)) - len(batch))
             first = []
             if not batch:
                 break  # the space is exhausted
-            found = measure.measure(batch, task.target, builder(), runner)
+            found = measure.measure(batch, task.target, self._builder, runner)
             self.log.add(task.key(self.device), found)
             search.tell(batch, [trial.seconds for trial in found])
             known = self._known(task)
             self._keep(task, known, len(known))
-            self.progress(f"{name}: {_state(task, known)}, {time.monotonic() - start:.0f} s")
+            self.progress(f"{name}: {state_of(task, known)}, {time.monotonic() - start:.0f} s")
         default, ranking = task.space.default_values, [t.parameters for t in best(known)]
         if ranking and ranking[0] != default:
             better = [values for values in ranking[:_FINALISTS] if values != default]
             finals = [search.at(values) for values in (default, *better)]
-            final = measure.measure(finals, task.target, builder(), runner, rounds=_ROUNDS)
+            final = measure.measure(finals, task.target, self._builder, runner, rounds=_ROUNDS)
             self._keep(task, final, len(known))
 
     def _known(self, task: Task) -> list[Trial]:
@@ -93,23 +107,23 @@ class Run:
 
     def _keep(self, task: Task, measured: Sequence[Trial], count: int) -> None:
         """Write the best of what was `measured` of a task as its record."""
-        ranking = best(measured)
-        if not ranking:
-            return
+        if ranking := best(measured):
+            found = Outcome("measured", self.device, _cores(task), count)
+            self._write(task, ranking[0], measured, found)
+
+    def _write(self, task: Task, chosen: Trial, tried: Sequence[Trial], found: Outcome) -> None:
+        """Write a trial of those `tried` as the record of a task."""
         arch = arch_of(task.target)
         records = read_records(self.database, arch)
         records[task.workload, task.bucket] = Record(
             workload=task.workload,
             rows=task.bucket,
-            parameters=ranking[0].parameters,
-            ranked="measured",
-            device=self.device,
-            cores=cores(task.target),
+            parameters=chosen.parameters,
             date=date.today().isoformat(),
             tvm=str(tvm.__version__),
-            trials=count,
-            seconds=_seconds(ranking[0]),
-            default_seconds=_default_seconds(task, measured),
+            seconds=_seconds(chosen),
+            default_seconds=default_seconds(task, tried),
+            **vars(found),
         )
         write_records(self.database, arch, records.values())
 
@@ -143,8 +157,14 @@ class Run:
         raise_errors(found)
 
 
-def _past(deadline: float | None) -> bool:
+def is_past(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline
+
+
+def _cores(task: Task) -> int:
+    """Threads of an llvm target, multiprocessors of a GPU."""
+    of = cores if task.target.kind.name == "llvm" else multiprocessors
+    return of(task.target)
 
 
 def _seconds(trial: Trial) -> float:
@@ -152,16 +172,16 @@ def _seconds(trial: Trial) -> float:
     return trial.seconds
 
 
-def _default_seconds(task: Task, measured: Sequence[Trial]) -> float | None:
+def default_seconds(task: Task, measured: Sequence[Trial]) -> float | None:
     default = task.space.default_values
     return next((trial.seconds for trial in measured if trial.parameters == default), None)
 
 
-def _state(task: Task, known: Sequence[Trial]) -> str:
+def state_of(task: Task, known: Sequence[Trial]) -> str:
     """The line of progress of a task."""
     failed, ranking = failures(known), best(known)
     fastest = _us(_seconds(ranking[0])) if ranking else "none"
-    default = _us(_default_seconds(task, known))
+    default = _us(default_seconds(task, known))
     text = f"{len(known)} trials, best {fastest} us, default {default} us"
     return f"{text}, failed: {failed}" if failed else text
 
@@ -171,4 +191,5 @@ def _us(seconds: float | None) -> str:
 
 
 def _gain(record: Record) -> str:
-    return f"{record.default_seconds / record.seconds:.2f}x" if record.default_seconds else ""
+    gain = f"{record.default_seconds / record.seconds:.2f}x" if record.default_seconds else ""
+    return f"{gain}, {record.ties} ties" if record.ties else gain

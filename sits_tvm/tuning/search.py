@@ -51,7 +51,7 @@ class Search:
             task.func,
             target=task.target,
             space_generator=ms.space_generator.ScheduleFn(
-                lambda _: task.search_space(), [], [], {_ChangeOne(seed): 1.0}
+                lambda _: task.search_space(), [], _checks(task), {_ChangeOne(seed): 1.0}
             ),
             search_strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=128, init_min_unmeasured=1
@@ -117,6 +117,28 @@ def values_of(schedule: Schedule) -> Values:
     """The parameters that were sampled for the only bucket of a candidate."""
     (values,) = sampled(schedule.mod["main"]).values()
     return values
+
+
+def _checks(task: Task) -> list[ms.Postproc]:
+    """What drops samples that there is no kernel for: on GPUs that are most."""
+    return [_HasKernel(task)] if task.rule.kind == "cuda" else []
+
+
+@derived_object
+class _HasKernel(ms.postproc.PyPostproc):
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+        self.work = task.rule.work(task.func, task.target)
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        pass
+
+    def apply(self, schedule: Schedule) -> bool:
+        return not isinstance(self.work(self.task.space.with_values(values_of(schedule))), str)
+
+    def clone(self) -> _HasKernel:
+        return _HasKernel(self.task)
 
 
 @derived_object

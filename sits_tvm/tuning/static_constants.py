@@ -45,6 +45,10 @@ class Device:
     warps: int = 64
     blocks: int = 32
 
+    def __str__(self) -> str:
+        """What estimates are of: they compare with no others."""
+        return f"{self.name}, static model {MODEL_VERSION}"
+
 
 # SMs, clock and memory: data sheets (A100 SXM 80 GB: 312 TFLOP/s at 1.41 GHz, 2039 GB/s; H100 SXM:
 # 989 TFLOP/s, which is 1.83 GHz, 3.35 TB/s; H200: 4.8 TB/s). L2: A100 whitepaper, 5120 bytes per

@@ -16,6 +16,18 @@ _WIDE = 16  # bytes per thread
 _EMULATED = "sub_byte"  # in the name of the routine that stands for an MMA with INT4 operands
 _COPIES = ("UTMALDG", "UBLKCP", "UBLKPF")  # of a whole tile by one thread
 
+_KINDS = (
+    "spilled",
+    "local memory",
+    "INT4 operands",
+    "calls",
+    "128-bit loads",
+    "shared memory",
+    "no block",
+    "blocks for",
+)
+"""What tells one reason from another, however many bytes it names."""
+
 
 def rejections(
     instructions: Sequence[Instruction],
@@ -47,6 +59,11 @@ def rejections(
         *_loads(instructions, times, launch, weight_bytes),
         *_fit(launch, device, most_blocks),
     ]
+
+
+def kind_of(reason: str) -> str:
+    """What reasons that differ in their numbers have in common."""
+    return next((kind for kind in _KINDS if kind in reason), reason)
 
 
 def _memory(done: Sequence[Instruction], spills: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""`tune`: measure candidates for the kernels of a module, and keep the best in a database."""
+"""`tune`: try candidates for the kernels of a module, and keep the best in a database."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from sits_tvm._nvcc import REMEDY
 from sits_tvm.config import Config
+from sits_tvm.device_code import require_toolkit
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.driver import unscheduled
 from sits_tvm.environment import cpu_name
 from sits_tvm.frontends._packages import require
+from sits_tvm.target import parse_target
 
+from .static_constants import Device, device_of
 from .tasks import find_tasks
 from .trials import TrialLog
 
@@ -31,13 +36,18 @@ def tune(
     work_dir: str | Path,
     progress: Callable[[str], None] = print,
 ) -> Path:
-    """Find parameters for the INT4 and attention kernels of a module by measuring them.
+    """Find parameters for the INT4 and attention kernels of a module.
 
     A kernel is tuned for each range of rows that it has code of its own for. Candidates come from
     MetaSchedule's evolutionary search, the default first; each is built in a process of its own,
     compared with the unscheduled function, and timed with its inputs out of cache. What was
     measured is kept in `work_dir`: a later call, also after this one was killed, goes on from
     there. An interrupt (Ctrl-C) ends the search as an exhausted budget does.
+
+    For cuda targets without a GPU, ``runner="static"`` ranks by machine code: of a thousand
+    candidates that MetaSchedule samples, and those near the best, the most promising are compiled
+    by nvcc, rejected if they spill, and ordered by an estimate that is a lower bound, never a
+    speed. Within a tenth it tells nothing: the default wins such a tie.
 
     Parameters
     ----------
@@ -49,7 +59,7 @@ def tune(
     trials : int
         Candidates per kernel and range of rows, those of earlier calls included.
     time_budget : float, optional
-        Seconds for all of it; checked between batches of eight candidates.
+        Seconds for all of it; checked between batches of up to eight candidates.
     work_dir : path
         Made if it is not there.
     progress : callable
@@ -68,18 +78,18 @@ def tune(
     """
     for package in ("psutil", "cloudpickle", "xgboost", "tornado"):
         require(package, "tuning", "tune")
-    from .measure import tracker  # needs these packages
-    from .run import Run
+    from .run import Run  # needs these packages
+    from .static_run import StaticRun
 
-    if runner not in ("local", "rpc"):
-        raise _error("runner", f"there is no runner {runner!r}", 'write "local" or "rpc"')
+    if runner not in ("local", "rpc", "static"):
+        raise _error("runner", f"there is no runner {runner!r}", 'write "local", "rpc" or "static"')
     if trials < 1:
         raise _error("trials", f"trials={trials} measures nothing", "write trials=64")
-    device = cpu_name() if runner == "local" else f"{tracker().tracker_key} over RPC"
+    device = _device(parse_target(target), runner)
     lowered, checked = unscheduled(mod, target, params=params, config=config or Config())
     tasks = find_tasks(lowered, checked)
     if not tasks:
-        help_ = "for llvm, attention has, and products with config=Config(quant=QuantSpec())"
+        help_ = "products have, with config=Config(quant=QuantSpec()), and attention on llvm"
         raise _error("nothing-to-tune", f"no kernel of {checked} has parameters", help_)
     work_dir = Path(work_dir)
     try:
@@ -87,11 +97,43 @@ def tune(
         log = TrialLog(work_dir / "trials.jsonl")
     except OSError as error:
         raise _error("work-dir", f"cannot write to {work_dir}: {error}", "") from error
-    run = Run(runner, device, trials, time_budget, log, work_dir / "database", progress)
+    common = runner, str(device), trials, time_budget, log, work_dir / "database", progress
+    run = Run(*common) if isinstance(device, str) else StaticRun(*common, modelled=device)
     run.all(tasks)
     progress(run.table(tasks))
     run.raise_invalid(tasks)
     return run.database
+
+
+def _device(target: Target, runner: str) -> str | Device:
+    """The device that measures, or the one that is modelled; SitsError if there is none."""
+    kind = target.kind.name
+    if runner == "static":
+        return _modelled(target)
+    if runner == "rpc":
+        from .measure import tracker
+
+        return f"{tracker().tracker_key} over RPC"
+    if kind == "llvm":
+        return cpu_name()
+    if not tvm.device(kind).exist:
+        help_ = 'runner="static" ranks CUDA kernels without one, runner="rpc" on another machine'
+        raise _error("no-gpu", f"no device of this machine runs kernels for {kind}", help_)
+    return str(tvm.device(kind).device_name)
+
+
+def _modelled(target: Target) -> Device:
+    if target.kind.name != "cuda":
+        message = f"the static model knows CUDA kernels, none for {target.kind.name}"
+        raise _error("runner", message, 'write runner="local", which measures on this machine')
+    if require_toolkit().nvdisasm is None:
+        message = "nvdisasm was not found, which shows the static model what nvcc made"
+        raise _error("nvdisasm-missing", message, REMEDY)
+    try:
+        return device_of(str(target.attrs["arch"]))
+    except ValueError as error:
+        help_ = 'runner="local" measures on a GPU of this machine'
+        raise _error("no-static-model", str(error), help_) from error
 
 
 def _error(code: str, message: str, help_: str) -> SitsError:

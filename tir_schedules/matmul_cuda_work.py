@@ -1,0 +1,80 @@
+"""The work of a CUDA INT4 product, from its tile."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import tirx
+
+from .kernel_work import Work
+from .matmul_cuda_operands import Operands
+from .matmul_cuda_tile import CHANNELS, LANES, TOKENS, UNIT, UNIT_BYTES, Tile
+
+_HALF, _INT8 = ("HMMA.16816.F32", 16), ("IMMA.16832.S8.S8", 32)
+"""The products, and their columns."""
+
+_REGISTERS, _MOST_REGISTERS, _ALL_REGISTERS = 24, 255, 1 << 16
+"""That a thread needs beside its sums at least; that one may have; and those of an SM."""
+
+
+def work(operands: Operands, tile: Tile, output_width: int) -> Work:
+    """Of a static number of rows, `operands.most`; elements of the output have so many bytes."""
+    rows, steps, stage = operands.most or 0, operands.steps_of_part(tile), operands.stage(tile)
+    products = steps * tile.tokens * tile.channels * tile.units * operands.terms
+    across = -(-operands.channel_tiles // tile.channel_tiles)
+    weight = (operands.weight.codes, operands.weight.scale, operands.weight.zero_point)
+    output_bytes = rows * operands.n * output_width
+    read = sum(map(_bytes, (*weight, operands.x, operands.x_scale, operands.x_sums)))
+    return Work(
+        multiply_adds=products * CHANNELS * UNIT * TOKENS,
+        opcodes=_opcodes(operands, tile, steps),
+        blocks=across * -(-rows // tile.block_tokens) * tile.split,
+        threads=tile.threads,
+        registers=_REGISTERS + 4 * tile.channels * tile.tokens,
+        shared=stage.shared_bytes,
+        hbm_bytes=read + (output_bytes if tile.split == 1 else 0),
+        weight_bytes=operands.n * operands.k // 2,
+        copied=steps * stage.copied,
+        in_flight=min(tile.stages - 1, steps) * tile.channel_tiles * tile.step_units * UNIT_BYTES,
+        output_bytes=output_bytes if tile.split > 1 else 0,
+    )
+
+
+def unknown_work(operands: Operands, tile: Tile) -> str | None:
+    """Why `work` is not that of the machine code, or a tile not worth compiling; None if it is.
+
+    The compiler drops products of tokens that there are not.
+    """
+    if tile.wgmma:
+        return "the work of wgmma is not counted"
+    if tile.block_tokens - TOKENS >= (operands.most or 0):
+        return f"a block has {tile.block_tokens} tokens, more than there are"
+    sums = 4 * tile.channels * tile.tokens
+    registers = min(_MOST_REGISTERS, _ALL_REGISTERS // tile.threads // 8 * 8)
+    if sums + _REGISTERS > registers:
+        return f"{sums} sums of a thread leave too few of its {registers} registers"
+    return None
+
+
+def _opcodes(operands: Operands, tile: Tile, steps: int) -> dict[str, int]:
+    """The products, what loads their factors from shared memory, and what decodes: a LOP3 and an
+    operation on float16 pairs for two codes, or three LOP3 for eight codes that become INT8."""
+    product, columns = _INT8 if operands.is_int8 else _HALF
+    units, tokens = steps * tile.units, tile.tokens * operands.terms
+    words = units * tile.channels * CHANNELS * UNIT // LANES // 8  # of eight codes
+    decoding = {"LOP3.LUT": 3 * words} if operands.is_int8 else {"LOP3.LUT": 4 * words}
+    pairs = {} if operands.is_int8 else {"HFMA2": 4 * words}
+    activations = units * tokens * UNIT * (1 if operands.is_int8 else 2) // 64
+    return {
+        product: units * tile.channels * tokens * UNIT // columns,
+        "LDSM.16.M88.4": activations,
+        "LDS.128": units * tile.channels,
+        **decoding,
+        **pairs,
+    }
+
+
+def _bytes(buffer: tirx.Buffer | None) -> int:
+    if buffer is None:
+        return 0
+    return math.prod(int(extent) for extent in buffer.shape) * int(buffer.dtype.itemsize)
