@@ -28,9 +28,9 @@ def files(folder):
 def test_nvcc_runs_once_for_a_text(folder, tmp_path, monkeypatch):
     tools, commands, run = _nvcc.find_toolkit(), [], _nvcc._run
 
-    def noted(command):
+    def noted(command, *limits):
         commands.append(command)
-        return run(command)
+        return run(command, *limits)
 
     def compile_(source, arch="sm_90"):
         cubin, log = _nvcc.compile_text(tools, arch, source, tmp_path)

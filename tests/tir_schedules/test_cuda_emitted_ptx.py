@@ -4,7 +4,7 @@ import numpy as np
 from attention_cuda_runs import TARGET
 from cuda_instruction import Instruction
 from cuda_text import CudaText, Kernels
-from tir_schedules.attention_cuda_ptx import allocate_shared, local
+from tir_schedules.cuda_ptx import allocate_shared, local
 from tvm import tirx
 from tvm.script import tirx as S
 from tvm.tirx.script import builder as T
@@ -58,7 +58,7 @@ def _emit():
 
 def _emit_moves(given, lane, results):
     """The first four words through shared memory, and the matrices that they are."""
-    shared = allocate_shared(512)
+    shared = allocate_shared(512, "words")
     own = shared + T.Cast("uint32", lane * 16)
     T.evaluate(T.ptx["ld.global.nc.v2.u32"](*results[:2], T.address_of(given[lane, 0])))
     T.evaluate(T.ptx["ld.global.v2.u32"](*results[2:4], T.address_of(given[lane, 2])))
