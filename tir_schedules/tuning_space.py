@@ -129,11 +129,11 @@ class TunableRule(ScheduleRule, Generic[W]):
         """A part of the output for `inputs` that the plain function computes in seconds."""
 
     def work(self, func: tirx.PrimFunc, target: Target) -> Callable[[Any], Work | str]:
-        """What the kernels of `func` with static rows do, by parameters; or why there are none.
+        """What the kernels of `func` with static rows do, by parameters; or why that is not known.
 
-        Only rules of kind "cuda" know.
+        Rules of kind "cuda" tell.
         """
-        raise NotImplementedError
+        return lambda _parameters: f"{type(self).__name__} does not tell the work of its kernels"
 
 
 def rule_of(rules: Sequence[ScheduleRule], family: str, kind: str) -> TunableRule:

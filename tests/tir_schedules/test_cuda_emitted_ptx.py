@@ -4,11 +4,11 @@ import numpy as np
 from attention_cuda_runs import TARGET
 from cuda_instruction import Instruction
 from cuda_text import CudaText, Kernels
-from tir_schedules.cuda_ptx import allocate_shared, local
 from tvm import tirx
 from tvm.script import tirx as S
 from tvm.tirx.script import builder as T
 
+from tir_schedules.cuda_ptx import allocate_shared, local
 from tir_schedules.emit import with_emitted_body
 
 WORDS = 10  # that each lane has as operands

@@ -3,21 +3,24 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from cuda_text import GlobalArray, Kernels
 
 from sits_tvm import parse_target
-from sits_tvm.device_code import cuda_sources, find_toolkit
-from tests.benchmarks.gpu_bundle import run, write
+from sits_tvm.device_code import cuda_sources
+from tests.benchmarks.gpu_bundle import write
+
+sys.path.insert(0, str(Path(write.__file__).parent))  # run.py imports its neighbours, as there
+import run
 
 CASES = [
     (72, 200, None, "float16", 32, False),
     (36, 136, "int8", "bfloat16", 64, False),
     (64, 130, "int8", "float16", -1, True),
 ]
-needs_nvcc = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
 
 
 class OnHost:
@@ -64,7 +67,6 @@ def test_its_checks_pass_on_the_host(monkeypatch, form):
     assert run.check(manifest, case, kernels, device) > 1
 
 
-@needs_nvcc
 def test_its_dry_run_passes_and_sees_a_changed_file(tmp_path):
     write.write(tmp_path, "sm_90a", CASES[:1])
     dry = [sys.executable, str(tmp_path / "run.py"), "--dry"]

@@ -9,10 +9,8 @@ from matmul_cuda_machine_code import machine_code
 from sits_tvm._sass import count
 from sits_tvm._sass_loops import MMA
 from sits_tvm._sass_pipes import width
-from sits_tvm.device_code import find_toolkit
 from sits_tvm.diagnostics import collect
 
-pytestmark = pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
 SLOW = pytest.mark.slow
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (28672, 8192)]
 

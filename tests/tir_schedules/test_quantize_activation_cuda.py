@@ -9,7 +9,7 @@ from int8_runs import build, run
 
 from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
-from sits_tvm.device_code import compile_device_code, find_toolkit, record_launches
+from sits_tvm.device_code import compile_device_code, record_launches
 from tir_schedules.int8_matmul import quantize_activation, scale_columns
 from tir_schedules.packing import PackedLayout
 from tir_schedules.quantize_activation_cuda import QuantizeActivationCuda
@@ -140,7 +140,6 @@ def test_leaves_others_alone():
     assert scheduled("sm_80", 65544) is None
 
 
-@pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("k", "group_size", "dtype", "loads"),

@@ -11,7 +11,6 @@ Times are of CUDA graphs that walk through copies of the weight of more than twi
 from __future__ import annotations
 
 import argparse
-import ctypes
 import hashlib
 import json
 import statistics
@@ -20,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from launch import Case, Driver, bucket_of, evaluate, extents, outputs_of
+from reference import activations, drawn, expected, unpacked
 
 HERE = Path(__file__).parent
 RAGGED = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129)
@@ -31,172 +32,6 @@ ROTATED = 256 << 20
 """Bytes of weights that a timing walks through."""
 LIMITS = {"H200": (4.8e12, 990e12, 1979e12), "H100": (3.35e12, 990e12, 1979e12)}
 """Bytes, float16 and INT8 operations per second, of NVIDIA's data sheets."""
-DYNAMIC_SHARED_MEMORY = 8
-
-
-# Weights
-
-
-def unpacked(parts, case):
-    """Codes minus zero points (n, groups, group size), and scales (n, groups), in float64."""
-    unit = case["unit"]
-    codes = _from_words(parts["codes"], unit["code"])[: case["n"], : case["padded_k"]]
-    lane = torch.tensor(unit["lane"], device=codes.device)
-    _, groups, _ = parts["scale"].shape
-    scale = parts["scale"].to(torch.float64)[:, :, lane].transpose(1, 2).reshape(-1, groups)
-    zero = torch.tensor(8.0, dtype=torch.float64, device=codes.device)
-    if "zero_point" in parts:
-        zeros = _from_words(parts["zero_point"], unit["zero"])
-        zero = zeros[: case["n"], : case["groups"], None].to(torch.float64)
-    level = codes.reshape(case["n"], case["groups"], -1).to(torch.float64) - zero
-    return level, scale[: case["n"]]
-
-
-def _from_words(words, place):
-    """Nibbles of words (tiles, units, words), each row and column of a unit in its place."""
-    tiles, units, _ = words.shape
-    index = torch.tensor(place, device=words.device)
-    shifts = 4 * torch.arange(8, device=words.device)
-    nibbles = (words.to(torch.int64)[..., None] >> shifts & 15).to(torch.uint8)
-    found = nibbles.reshape(tiles, units, -1)[..., index]
-    return found.transpose(1, 2).reshape(tiles * index.shape[0], units * index.shape[1])
-
-
-def drawn(case, device, generator):
-    """Random parts: every code, and scales that keep results near 1."""
-    parts = {}
-    for name, shape in case["shapes"].items():
-        if name == "scale":
-            size = torch.rand(shape, generator=generator, device=device) + 0.5
-            parts[name] = (size / (4 * case["k"] ** 0.5)).to(torch.float16)
-        else:
-            span = (-(2**31), 2**31)
-            parts[name] = torch.randint(*span, shape, generator=generator, device=device).to(
-                torch.int32
-            )
-    return parts
-
-
-# Activations
-
-
-def activations(case, rows, columns, device, generator):
-    """Arguments by name, and X in float64 (rows, groups, group size) with its scales."""
-    dtype = getattr(torch, case["dtype"])
-    if case["activation"] is None:
-        x = torch.randn((rows, case["k"]), generator=generator, device=device).to(dtype)
-        filled = torch.zeros((rows, case["padded_k"]), dtype=torch.float64, device=device)
-        filled[:, : case["k"]] = x
-        return {"X_rows": x}, filled.reshape(rows, case["groups"], -1), None
-    codes = torch.randint(-127, 128, (rows, case["padded_k"]), generator=generator, device=device)
-    codes[:, case["k"] :] = 0
-    order = torch.tensor(columns, device=device)
-    words = codes.reshape(rows, -1, 8)[..., order].to(torch.int8).contiguous().view(torch.int32)
-    scale = torch.rand((rows, case["scales_of_a_row"]), generator=generator, device=device) / 64
-    grouped = codes.reshape(rows, case["groups"], -1)
-    sums = grouped.sum(-1).to(torch.int32)
-    arguments = {"X_rows": words, "X_scale_rows": scale, "X_sums_rows": sums}
-    return arguments, grouped.to(torch.float64), scale.to(torch.float64)
-
-
-def expected(case, level, scale, x, x_scale):
-    """The product and its sum of magnitudes, in float64."""
-    if x_scale is not None:
-        x = x * x_scale.repeat_interleave(case["groups"] // x_scale.shape[1], dim=1)[..., None]
-    weight = (level * scale[..., None]).flatten(1)
-    x = x.flatten(1)
-    return x @ weight.T, x.abs() @ weight.abs().T
-
-
-# Kernels
-
-
-class Driver:
-    """Loads and launches cubins by the CUDA driver, in torch's context and stream."""
-
-    def __init__(self):
-        torch.cuda.init()
-        torch.zeros(1, device="cuda")
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-
-    def call(self, name, *arguments):
-        status = getattr(self.cuda, name)(*arguments)
-        if status:
-            raise RuntimeError(f"{name} fails with CUDA error {status}")
-
-    def load(self, cubin):
-        module = ctypes.c_void_p()
-        self.call("cuModuleLoadData", ctypes.byref(module), cubin)
-        return module
-
-    def function(self, module, kernel):
-        found = ctypes.c_void_p()
-        self.call("cuModuleGetFunction", ctypes.byref(found), module, kernel["name"].encode())
-        if kernel["dynamic_smem"] > 48 << 10:
-            size = kernel["dynamic_smem"]
-            self.call("cuFuncSetAttribute", found, DYNAMIC_SHARED_MEMORY, size)
-        return found
-
-    def launch(self, function, kernel, arguments, rows):
-        grid, block = extents(kernel["grid"], rows), extents(kernel["block"], rows)
-        values = [argument(text, arguments, rows) for text in kernel["arguments"]]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        size = kernel["dynamic_smem"]
-        self.call("cuLaunchKernel", function, *grid, *block, size, stream, pointers, None)
-
-
-def extents(texts, rows):
-    found = [evaluate(text, rows) for text in texts]
-    return [*found, *[1] * (3 - len(found))]
-
-
-def evaluate(text, rows):
-    """An integer expression of the number of rows m."""
-    return int(eval(text, {"__builtins__": {}, "min": min, "max": max}, {"m": rows}))
-
-
-def argument(text, arguments, rows):
-    if text in arguments:
-        return ctypes.c_void_p(arguments[text].data_ptr())
-    return ctypes.c_int64(evaluate(text, rows))
-
-
-class Case:
-    """The kernels of a case, by range of rows."""
-
-    def __init__(self, driver, case):
-        self.driver, self.case = driver, case
-        module = driver.load((HERE / f"{case['name']}.cubin").read_bytes())
-        self.functions = {
-            kernel["name"]: driver.function(module, kernel)
-            for bucket in case["buckets"]
-            for kernel in bucket["kernels"]
-        }
-
-    def run(self, arguments, rows):
-        for kernel in bucket_of(self.case, rows)["kernels"]:
-            self.driver.launch(self.functions[kernel["name"]], kernel, arguments, rows)
-
-
-def outputs_of(case, rows, device):
-    """The output, of NaN, and room for the sums of blocks along k."""
-    split, n, dtype = (
-        bucket_of(case, rows)["tile"]["split"],
-        case["n"],
-        getattr(torch, case["dtype"]),
-    )
-    return {
-        case["output"]: torch.full((rows, n), torch.nan, dtype=dtype, device=device),
-        "partial": torch.empty((split, rows, -(-n // 4) * 4), device=device),
-    }
-
-
-def bucket_of(case, rows):
-    return next(b for b in case["buckets"] if b["most"] is None or rows <= b["most"])
-
-
-# What is done with them
 
 
 def check(manifest, case, kernels, device):

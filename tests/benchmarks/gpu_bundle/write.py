@@ -2,8 +2,8 @@
 
     python tests/benchmarks/gpu_bundle/write.py FOLDER [--arch sm_90a]
 
-It holds cubins, manifest.json, samples.npz and run.py, which needs torch, numpy and the driver, and
-no TVM: `python run.py`. Each case is a product for any number of rows; its kernels, how they
+It holds cubins, manifest.json, samples.npz and a runner, which needs torch, numpy and the driver,
+and no TVM: `python run.py`. Each case is a product for any number of rows; its kernels, how they
 are launched, and how its weight is packed are in the manifest.
 """
 
@@ -33,6 +33,7 @@ from tir_schedules.packing import PackedLayout, pack, unpack
 from tir_schedules.tuning_space import Spaces
 
 FORMAT = 1
+RUNNER = ("run.py", "launch.py", "reference.py")
 ORDER = "fragments"
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 """That are timed."""
@@ -73,7 +74,8 @@ def write(folder: Path, arch: str, cases: list[tuple[Any, ...]] = CASES) -> None
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     np.savez(folder / "samples.npz", **samples())
-    shutil.copy(Path(__file__).with_name("run.py"), folder / "run.py")
+    for name in RUNNER:
+        shutil.copy(Path(__file__).with_name(name), folder / name)
 
 
 def write_case(folder: Path, target: Target, *case: Any) -> dict[str, Any]:
