@@ -101,3 +101,13 @@ def test_all_multiprocessors_work_on_one_row():
         in_flight = (tile.stages - 1) * tile.channel_tiles * tile.step_units * 512
         share = n * k // 2 // 132
         assert in_flight * -(-blocks // 132) >= min(40 << 10, share // 2)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+def test_few_channels_are_cut_along_k_for_few_rows(rows):
+    """132 multiprocessors, of which four may idle."""
+    func = plain(layout_of(4096, 4096, group_size=128), rows)
+    (space,) = TensorCoreMatmul().spaces(func, TARGET).values()
+    blocks = 4096 // space.default.block_channels * space.default.split
+    assert space.default.split > 1
+    assert blocks >= 128
