@@ -88,6 +88,9 @@ _GLOBAL_LOADS = ("LDG", "LD")
 _COPIES = ("LDGSTS",)
 _GLOBAL_STORES = ("STG", "ST", "RED", "REDG", "ATOM", "ATOMG")
 _DTYPES = {"HMMA": "16-bit", "HGMMA": "16-bit", "IMMA": "8-bit", "IGMMA": "8-bit", "QGMMA": "8-bit"}
+_WIDTHS = {"tf32": 4, "16-bit": 2, "8-bit": 1}
+"""Bytes of an element of the right factor of GMMAs, which they read from shared memory (PTX ISA,
+"Asynchronous Warpgroup Level Matrix Multiply-Accumulate Operations")."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,18 @@ def _tensor_cycles(opcode: str, family: str, arch: str) -> dict[str, float] | No
     elif re.search(r"\.[SU]4(?=\.|$)", opcode):
         dtype = "4-bit"
     products, rate = multiply_adds(opcode), _MULTIPLY_ADDS[arch].get(dtype or "")
-    if products is None or rate is None:
+    if products is None or rate is None or dtype is None:
         return None
-    return {"tensor": products / rate / (_MMA_SYNC[arch] if "GMMA" not in family else 1.0)}
+    if "GMMA" not in family:
+        return {"tensor": products / rate / _MMA_SYNC[arch]}
+    return {"tensor": products / rate, "l1": _shared_factor(opcode, dtype) / MEMORY_BYTES}
+
+
+def _shared_factor(opcode: str, dtype: str) -> float:
+    """Bytes of the right factor of a product of a warpgroup, a warp's quarter of them."""
+    shape = re.search(r"\.\d+x(\d+)x(\d+)(?=\.|$)", opcode)
+    assert shape is not None
+    return int(shape[1]) * int(shape[2]) * _WIDTHS[dtype] / 4
 
 
 def _bytes(opcodes: Mapping[str, int], families: Sequence[str]) -> int:

@@ -11,7 +11,8 @@ from .matmul_cuda_operands import Operands
 from .matmul_cuda_tile import CHANNELS, LANES, TOKENS, UNIT, UNIT_BYTES, Tile
 
 _HALF, _INT8 = ("HMMA.16816.F32", 16), ("IMMA.16832.S8.S8", 32)
-"""The products, and their columns."""
+_HALF_WARPGROUP, _INT8_WARPGROUP = ("HGMMA.64x{}x16.F32", 16), ("IGMMA.64x{}x32.S8.S8", 32)
+"""The products, and their columns; a warpgroup multiplies with all tokens of a block at once."""
 
 _REGISTERS, _MOST_REGISTERS, _ALL_REGISTERS = 24, 255, 1 << 16
 """That a thread needs beside its sums at least; that one may have; and those of an SM."""
@@ -30,7 +31,7 @@ def work(operands: Operands, tile: Tile, output_width: int) -> Work:
         opcodes=_opcodes(operands, tile, steps),
         blocks=across * -(-rows // tile.block_tokens) * tile.split,
         threads=tile.threads,
-        registers=_REGISTERS + 4 * tile.channels * tile.tokens,
+        registers=_REGISTERS + _sums(operands, tile),
         shared=stage.shared_bytes,
         hbm_bytes=read + (output_bytes if tile.split == 1 else 0),
         weight_bytes=operands.n * operands.k // 2,
@@ -45,32 +46,50 @@ def unknown_work(operands: Operands, tile: Tile) -> str | None:
 
     The compiler drops products of tokens that there are not.
     """
-    if tile.wgmma:
-        return "the work of wgmma is not counted"
     if tile.block_tokens - TOKENS >= (operands.most or 0):
         return f"a block has {tile.block_tokens} tokens, more than there are"
-    sums = 4 * tile.channels * tile.tokens
+    sums = _sums(operands, tile)
     registers = min(_MOST_REGISTERS, _ALL_REGISTERS // tile.threads // 8 * 8)
     if sums + _REGISTERS > registers:
         return f"{sums} sums of a thread leave too few of its {registers} registers"
     return None
 
 
+def _sums(operands: Operands, tile: Tile) -> int:
+    """Registers of a thread that hold sums: with wgmma those of a group are all there at once,
+    beside the scaled ones."""
+    sums = 4 * tile.channels * tile.tokens
+    return 2 * sums if tile.wgmma and operands.is_grouped else sums
+
+
 def _opcodes(operands: Operands, tile: Tile, steps: int) -> dict[str, int]:
-    """The products, what loads their factors from shared memory, and what decodes: a LOP3 and an
-    operation on float16 pairs for two codes, or three LOP3 for eight codes that become INT8."""
-    product, columns = _INT8 if operands.is_int8 else _HALF
-    units, tokens = steps * tile.units, tile.tokens * operands.terms
+    """The products, what loads the weight from shared memory, and what decodes it: a LOP3 and an
+    operation on float16 pairs for two codes, or two LOP3 for eight codes that become INT8."""
+    units = steps * tile.units
     words = units * tile.channels * CHANNELS * UNIT // LANES // 8  # of eight codes
-    decoding = {"LOP3.LUT": 3 * words} if operands.is_int8 else {"LOP3.LUT": 4 * words}
-    pairs = {} if operands.is_int8 else {"HFMA2": 4 * words}
-    activations = units * tokens * UNIT * (1 if operands.is_int8 else 2) // 64
+    decoding = {"LOP3.LUT": 2 * words} if operands.is_int8 else {"LOP3.LUT": 4 * words}
+    pairs = {} if operands.is_int8 else {"HADD2": 4 * words}
     return {
-        product: units * tile.channels * tokens * UNIT // columns,
-        "LDSM.16.M88.4": activations,
+        **(_by_warpgroups if tile.wgmma else _by_warps)(operands, tile, units),
         "LDS.128": units * tile.channels,
         **decoding,
         **pairs,
+    }
+
+
+def _by_warpgroups(operands: Operands, tile: Tile, units: int) -> dict[str, int]:
+    """Products, which read the activations themselves."""
+    product, columns = _INT8_WARPGROUP if operands.is_int8 else _HALF_WARPGROUP
+    return {product.format(TOKENS * tile.tokens): units * tile.channels * UNIT // columns}
+
+
+def _by_warps(operands: Operands, tile: Tile, units: int) -> dict[str, int]:
+    """Products, and what loads the activations from shared memory."""
+    product, columns = _INT8 if operands.is_int8 else _HALF
+    tokens = tile.tokens * operands.terms
+    return {
+        product: units * tile.channels * tokens * UNIT // columns,
+        "LDSM.16.M88.4": units * tokens * UNIT * (1 if operands.is_int8 else 2) // 64,
     }
 
 

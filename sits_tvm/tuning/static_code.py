@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import tvm
 from tvm.ir import IRModule
 
 from sits_tvm._launches import Launch, record_launches
-from sits_tvm._nvcc import Toolkit, compile_text, read_log
+from sits_tvm._nvcc import Toolkit, compile_text, read_log, read_waits
 from sits_tvm._sass import Instruction, disassemble
 from sits_tvm._sass_loops import MMA, times_executed, trips_for
 from sits_tvm._sass_pipes import Demand, demand, multiply_adds, opcode_counts
@@ -46,13 +47,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A kernel that was compiled; `spills` in bytes per thread."""
+    """A kernel that was compiled; `spills` in bytes per thread, `waits` as of `rejections`."""
 
     name: str
     code: list[Instruction]
     registers: int
     spills: int
     shared: int
+    waits: int
 
 
 def lower_candidate(task: Task, values: Values, work: Work) -> Candidate:
@@ -86,7 +88,11 @@ def compile_kernels(source: str, arch: str, tools: Toolkit) -> list[MachineCode]
     with tempfile.TemporaryDirectory() as folder:
         cubin, log = compile_text(tools, arch, source, Path(folder), seconds=_SECONDS)
         code = disassemble(tools.nvdisasm, cubin)
-    return [MachineCode(name, code[name], *rest) for name, *rest in read_log(log)]
+    waits = Counter(name for name, _ in read_waits(log))
+    return [
+        MachineCode(name, code[name], registers, spills, shared, waits[name])
+        for name, registers, spills, shared in read_log(log)
+    ]
 
 
 def reasons(candidate: Candidate, kernels: list[MachineCode], device: Device) -> list[str]:
@@ -100,6 +106,7 @@ def reasons(candidate: Candidate, kernels: list[MachineCode], device: Device) ->
             _times(kernel, work),
             launch,
             spills=kernel.spills,
+            waits=kernel.waits,
             weight_bytes=work.weight_bytes if multiplies else 0,
             most_blocks=launch.blocks,
             device=device,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 
 TIE = 0.1
 """Estimates that differ by less than this share are in no order (research on such models: their

@@ -18,6 +18,7 @@ _COPIES = ("UTMALDG", "UBLKCP", "UBLKPF")  # of a whole tile by one thread
 
 _KINDS = (
     "spilled",
+    "waits",
     "local memory",
     "INT4 operands",
     "calls",
@@ -37,6 +38,7 @@ def rejections(
     spills: int,
     weight_bytes: int,
     most_blocks: int,
+    waits: int = 0,
     device: Device = H200,
 ) -> list[str]:
     """Why a kernel is not to be considered; empty if it is.
@@ -51,10 +53,14 @@ def rejections(
         Of the packed weight, which loads of 128 bits per thread must move.
     most_blocks : int
         That the workload could be split in; more than a device has SMs need not be used.
+    waits : int
+        Places where the compiler says that products of warpgroups wait for each other, which an
+        estimate does not see.
     """
     done = [line for line, n in zip(instructions, times, strict=True) if n]
     return [
         *_memory(done, spills),
+        *([f"{waits} waits for products of warpgroups"] if waits else []),
         *_calls(done, device),
         *_loads(instructions, times, launch, weight_bytes),
         *_fit(launch, device, most_blocks),

@@ -60,6 +60,14 @@ def test_mma_sync_has_three_quarters_of_hoppers_peak():
 
 
 @pytest.mark.parametrize(
+    ("opcode", "bytes_"), [("HGMMA.64x128x16.F32", 4096), ("IGMMA.64x64x32.S8.S8", 2048)]
+)
+def test_a_warpgroup_reads_its_right_factor_once(opcode, bytes_):
+    """n k elements, of two bytes and of one, for four warps."""
+    assert 4 * pipes(opcode, "sm_90a")["l1"] == bytes_ / 128
+
+
+@pytest.mark.parametrize(
     "opcode", ["UTMALDG.2D", "HMMA.SP.16832.F32", "IMMA.16864.S4.S4", "HMMA.777.F32", "SUST.P"]
 )
 def test_what_is_not_known_is_counted_for_issue_and_named(opcode):

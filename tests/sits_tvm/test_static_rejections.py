@@ -45,6 +45,10 @@ def test_spills_and_local_memory():
     ]
 
 
+def test_products_that_wait():
+    assert found(waits=2) == ["2 waits for products of warpgroups"]
+
+
 def test_calls_of_routines():
     assert found((*GOOD[:3], "CALL.REL.NOINC $div", *GOOD[3:])) == ["calls $div"]
 
