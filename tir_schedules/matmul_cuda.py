@@ -30,7 +30,7 @@ from .matmul_cuda_int8 import LARGEST_CHANNEL, LARGEST_GROUP, Int8Products
 from .matmul_cuda_operands import Operands
 from .matmul_cuda_output import add_up_block, add_up_parts, partial_sums
 from .matmul_cuda_pipeline import for_each_stage
-from .matmul_cuda_spaces import tensor_core_spaces, tile_fault
+from .matmul_cuda_spaces import distinct, tensor_core_spaces, tile_fault
 from .matmul_cuda_terms import TERMS, in_terms
 from .matmul_cuda_tile import Tile
 from .matmul_cuda_work import unknown_work, work
@@ -158,7 +158,7 @@ def _emit(product: Contraction, operands: Operands, spaces: Spaces, tiles: dict[
         def emit(bucket: str) -> None:
             _emit_bucket(product, replace(read, most=spaces[bucket].most), tiles[bucket])
 
-        emit_buckets(rows, spaces, emit)
+        emit_buckets(rows, distinct(read, spaces, tiles), emit)
 
 
 def _emit_bucket(product: Contraction, operands: Operands, tile: Tile) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from tvm.target import Target
 
@@ -14,7 +16,7 @@ from .cuda_target import (
 )
 from .cuda_wgmma import ROW_BYTES, WARPGROUP, column_tiles
 from .matmul_cuda_operands import Operands
-from .matmul_cuda_tile import UNIT, UNIT_BYTES, Tile
+from .matmul_cuda_tile import UNIT, UNIT_BYTES, Stage, Tile
 from .tuning_space import Space, Spaces
 
 _FEW = {
@@ -22,7 +24,12 @@ _FEW = {
     "9-16": (16, Tile(2, 2, 4, 1, 1, 4, 4)),
     "17-32": (32, Tile(2, 4, 4, 1, 1, 2, 4)),
 }
-"""By the largest number of rows; these are cut along k, too, and so is that of 33 to 64 rows."""
+"""By the largest number of rows; these are cut along k, too, and so are those of `_SOME` rows."""
+
+_SOME = {"33-64": 64, "65-256": 256}
+"""256 rows of 1024 channels are 16 tiles of 128, an eighth of what a GPU runs at a time."""
+
+_FEW_ROWS = 64
 
 _MANY = {80: Tile(1, 8, 4, 2, 1, 2, 4), 90: Tile(2, 8, 4, 1, 1, 2, 4)}
 """By the oldest architecture: on sm_80 the sums of the second one leave registers."""
@@ -38,7 +45,8 @@ _MANY_TERMS = Tile(2, 4, 4, 2, 1, 2, 3)
 _WARPGROUPS = {
     "17-32": Tile(2, 4, 4, 1, 1, 2, 4, wgmma=1),
     "33-64": Tile(2, 8, 4, 1, 1, 4, 3, wgmma=1),
-    "65+": Tile(1, 16, 8, 1, 1, 2, 4, wgmma=1),
+    "65-256": Tile(1, 16, 8, 1, 1, 2, 4, wgmma=1),
+    "257+": Tile(1, 16, 8, 1, 1, 2, 4, wgmma=1),
 }
 """Instead of those, where there are products of warpgroups and enough channels for them."""
 
@@ -85,10 +93,11 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
         many, special = _MANY_TERMS, _FEW_TERMS
     elif _has_group_zeros(operands):
         special = _FEW_ZEROS
-    for bucket, (most, tile) in {**_FEW, "33-64": (64, many)}.items():
+    some = {bucket: (most, many) for bucket, most in _SOME.items()}
+    for bucket, (most, tile) in {**_FEW, **some}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)
         spaces[bucket] = Space(most, most, tile, _CHOICES)
-    spaces["65+"] = Space(None, 1024, _fitted(operands, many, None, target), _CHOICES)
+    spaces["257+"] = Space(None, 1024, _fitted(operands, many, None, target), _CHOICES)
     return {**spaces, **(_warpgroup_spaces(operands, spaces, target) if has_wgmma else {})}
 
 
@@ -98,10 +107,20 @@ def _warpgroup_spaces(operands: Operands, spaces: Spaces, target: Target) -> Spa
     for bucket, tile in _WARPGROUPS.items():
         most, default = spaces[bucket].most, spaces[bucket].default
         fills = 2 * operands.channel_tiles > tile.channels * WARPGROUP
-        if fills and not (operands.is_int8 and most):
+        if fills and not (operands.is_int8 and most is not None and most <= _FEW_ROWS):
             default = _fitted(operands, tile, most, target)
         found[bucket] = replace(spaces[bucket], default=default, choices=choices)
     return found
+
+
+def distinct(operands: Operands, spaces: Spaces, tiles: Mapping[str, Tile]) -> Spaces:
+    """Without buckets whose kernel is that of the next one, which then runs for their rows."""
+
+    def kernel(bucket: str) -> tuple[Tile, Stage]:
+        return tiles[bucket], replace(operands, most=spaces[bucket].most).stage(tiles[bucket])
+
+    same = {bucket for bucket, after in pairwise(spaces) if kernel(bucket) == kernel(after)}
+    return {bucket: space for bucket, space in spaces.items() if bucket not in same}
 
 
 def tile_fault(operands: Operands, tile: Tile, target: Target) -> str | None:
@@ -173,7 +192,7 @@ def _less_memory(tile: Tile) -> Tile:
 
 def _split(operands: Operands, tile: Tile, target: Target) -> int:
     """The fewest blocks along k that keep all multiprocessors busy, each with enough to do."""
-    blocks = -(-operands.channel_tiles // tile.channel_tiles)
+    blocks = _blocks(operands, tile)
     most = operands.units * tile.channel_tiles * UNIT_BYTES // _PER_BLOCK
     for split in _CHOICES["split"]:
         more = replace(tile, split=split)
@@ -185,9 +204,15 @@ def _split(operands: Operands, tile: Tile, target: Target) -> int:
     return best
 
 
+def _blocks(operands: Operands, tile: Tile) -> int:
+    """In one part along k, of the most rows that there are; of one tile of tokens if any number."""
+    down = -(-(operands.most or 1) // tile.block_tokens)
+    return down * -(-operands.channel_tiles // tile.channel_tiles)
+
+
 def _with_stages(operands: Operands, tile: Tile, target: Target) -> Tile:
     """As many stages as keep enough of the weight on its way, of those that fit."""
-    blocks = -(-operands.channel_tiles // tile.channel_tiles) * tile.split
+    blocks = _blocks(operands, tile) * tile.split
     share = operands.channel_tiles * operands.units * UNIT_BYTES // multiprocessors(target)
     at_once = -(-blocks // multiprocessors(target))
     per_stage = tile.channel_tiles * tile.step_units * UNIT_BYTES

@@ -95,7 +95,7 @@ def test_launches_say_for_which_rows(linear):
     with record_launches() as launches:
         tvm.compile(tvm.IRModule({"main": scheduled.with_attr(attributes)}), linear.target)
     conditions = list(dict.fromkeys(launches[name].condition for name in in_order(launches)))
-    assert conditions == ["0 < m", "m == 1", "m <= 8", "m <= 16", "m <= 32", "m <= 64", "64 < m"]
+    assert conditions == ["0 < m", "m == 1", "m <= 8", "m <= 16", "m <= 32", "m <= 256", "256 < m"]
 
 
 def in_order(launches):

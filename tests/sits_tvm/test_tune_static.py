@@ -188,7 +188,8 @@ def test_every_range_of_rows_is_a_task():
     lowered, target = unscheduled(linear(tirx.Var("s", "int64")), GPU, config=QUANT)
     tasks = find_tasks(lowered, target)
     assert [(task.bucket, task.space.rows) for task in tasks] == [
-        ("1", 1), ("2-8", 8), ("9-16", 16), ("17-32", 32), ("33-64", 64), ("65+", 1024),
+        ("1", 1), ("2-8", 8), ("9-16", 16), ("17-32", 32), ("33-64", 64), ("65-256", 256),
+        ("257+", 1024),
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import pytest
 from matmul_cuda_runs import check, layout_of
 
-ROWS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65)
+ROWS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65, 257)
 QUICK = {(None, 32, False), (None, 128, True), ("int8", 64, False), ("int8", -1, True)}
 
 

@@ -4,10 +4,12 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+import tvm
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from matmul_cuda_runs import TARGET, check, layout_of, plain, scheduled
 
+from sits_tvm.device_code import record_launches
 from sits_tvm.diagnostics import SitsError
 from tir_schedules.matmul_cuda import TensorCoreMatmul, _recognise
 from tir_schedules.matmul_cuda_spaces import tile_fault
@@ -85,7 +87,7 @@ def test_says_why_there_is_no_kernel(name):
 @pytest.mark.parametrize("activation", [None, "int8"])
 def test_defaults_have_kernels(n, k, activation):
     for group_size in (32, 128, -1):
-        for rows in (None, 1, 5, 16, 64, 4096):
+        for rows in (None, 1, 5, 16, 64, 256, 4096):
             func = plain(layout_of(n, k, activation, group_size=group_size), rows)
             _, operands = _recognise(func, TARGET)
             for space in TensorCoreMatmul().spaces(func, TARGET).values():
@@ -103,11 +105,26 @@ def test_all_multiprocessors_work_on_one_row():
         assert in_flight * -(-blocks // 132) >= min(40 << 10, share // 2)
 
 
-@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+@pytest.mark.parametrize("rows", [8, 16, 32, 64, 256])
 def test_few_channels_are_cut_along_k_for_few_rows(rows):
     """132 multiprocessors, of which four may idle."""
-    func = plain(layout_of(4096, 4096, group_size=128), rows)
+    n = 1024 if rows > 64 else 4096
+    func = plain(layout_of(n, 4096, group_size=128), rows)
     (space,) = TensorCoreMatmul().spaces(func, TARGET).values()
-    blocks = 4096 // space.default.block_channels * space.default.split
-    assert space.default.split > 1
-    assert blocks >= 128
+    tile = space.default
+    assert tile.split > 1
+    assert n // tile.block_channels * -(-rows // tile.block_tokens) * tile.split >= 128
+
+
+def kernels_with(stages):
+    tiles = {"65-256": (1, 8, 4, 1, 1, 2, 3), "257+": (1, 8, 4, 1, 1, 2, stages)}
+    kernel = scheduled(plain(layout_of(64, 128, group_size=128), None), TARGET, **tiles)
+    kernel = kernel.with_attr({"tirx.is_scheduled": True, "global_symbol": "main"})
+    with record_launches() as launches:
+        tvm.compile(tvm.IRModule({"main": kernel}), TARGET)
+    return len(launches)
+
+
+def test_ranges_of_rows_with_the_same_kernel_share_it():
+    """The last two have the same tile, or another number of stages."""
+    assert kernels_with(3) == kernels_with(4) - 1

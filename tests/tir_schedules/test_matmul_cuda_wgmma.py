@@ -24,7 +24,7 @@ SLOW = pytest.mark.slow
 TILES = {
     "17-32": (1, 4, 4, 1, 2, 2, 3, 2, 1),
     "33-64": (2, 8, 4, 1, 1, 2, 3, 1, 1),
-    "65+": (1, 12, 8, 1, 1, 4, 2, 1, 1),
+    "257+": (1, 12, 8, 1, 1, 4, 2, 1, 1),
 }
 """With two warps along k and two blocks, with two products side by side, with two warpgroups."""
 
@@ -53,7 +53,7 @@ def test_one_function_serves_every_number_of_rows(form, symmetric, group_size):
     is_int8 = form == "int8"
     spec = {"group_size": group_size, "symmetric": symmetric}
     layout = layout_of(80, 328, "int8" if is_int8 else None, **spec)
-    rows, dtype = (0, 1, 9, 17, 32, 33, 64, 65, 130), "float16" if is_int8 else form
+    rows, dtype = (0, 1, 9, 17, 32, 33, 64, 65, 130, 257), "float16" if is_int8 else form
     check(layout, rows, dtype, target=TARGET, **TILES)
 
 

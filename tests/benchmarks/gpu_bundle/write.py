@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm import tirx
 from tvm.target import Target
 
 from sits_tvm import parse_target
@@ -28,9 +29,10 @@ from sits_tvm.device_code import Launch, compile_device_code, record_launches
 from tir_schedules.int4_matmul import int4_matmul
 from tir_schedules.int8_matmul import BYTES_PER_WORD, int8_matmul, scale_columns
 from tir_schedules.matmul_cuda import TensorCoreMatmul
+from tir_schedules.matmul_cuda import _recognise as recognise
+from tir_schedules.matmul_cuda_spaces import distinct
 from tir_schedules.packed_order import CODES_PER_WORD
 from tir_schedules.packing import PackedLayout, pack, unpack
-from tir_schedules.tuning_space import Spaces
 
 FORMAT = 1
 RUNNER = ("run.py", "launch.py", "reference.py")
@@ -123,13 +125,17 @@ def built(
         "scales_of_a_row": layout.padded_k // scale_columns(k, layout.group_size),
         "unit": unit(layout),
         "output": str(kernel.params[-1].name),
-        "buckets": list(buckets(rule.spaces(func, target), launches)),
+        "buckets": list(buckets(func, target, launches)),
     }
     return entry, executable, launches
 
 
-def buckets(spaces: Spaces, launches: dict[str, Launch]) -> Iterator[dict[str, Any]]:
+def buckets(
+    func: tirx.PrimFunc, target: Target, launches: dict[str, Launch]
+) -> Iterator[dict[str, Any]]:
     """Of each range of rows, its tile and kernels in the order in which they run."""
+    (_, operands), spaces = recognise(func, target), TensorCoreMatmul().spaces(func, target)
+    spaces = distinct(operands, spaces, {name: one.default for name, one in spaces.items()})
     left = [(name, launch) for name, launch in sorted(launches.items(), key=_number)]
     for rows, space in spaces.items():
         count = 2 if space.default.split > 1 else 1
