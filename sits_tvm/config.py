@@ -10,6 +10,7 @@ BITS = (2, 3, 4)
 GROUP_SIZES = (32, 64, 128, -1)
 SCALE_DTYPES = ("float16", "float32")
 SCALE_METHODS = ("absmax", "mse")
+ACTIVATION_SCALES = ("absmax", "power-of-two")
 GRAPH_RULES = (  # of PruneRedundantAttention
     "views",
     "common-subexpressions",
@@ -47,9 +48,14 @@ class QuantSpec:
     activation : str or None
         None keeps activations in float (W4A16). "int8" quantizes them in every call, each token
         in parts of up to 128 columns (with a group_size of -1 as a whole), for products of integers
-        (W4A8, llvm and, from sm_80 on, cuda). "bfloat16" rounds those of float16 and float32 models
-        to bfloat16, and is faster for many rows on CPUs that multiply pairs of them (avx512_bf16;
-        llvm only); sums and results are as before. "int4" has no kernels yet.
+        (W4A8, llvm and, from sm_80 on, cuda). "int4" does so with codes -7…7 (W4A4), which costs
+        accuracy: in memory two to a byte on cuda; on llvm the kernels, and what they cost, are
+        those of "int8". "bfloat16" rounds those of float16 and float32 models to bfloat16, and is
+        faster for many rows on CPUs that multiply pairs of them (avx512_bf16; llvm only); sums and
+        results are as before.
+    activation_scale : str
+        Of "int8" and "int4" activations: "absmax" is amax / 127 or amax / 7 of a part,
+        "power-of-two" the smallest power of two that is no less.
 
     Raises
     ------
@@ -62,6 +68,7 @@ class QuantSpec:
     symmetric: bool = True
     scale_dtype: str = "float16"
     activation: str | None = None
+    activation_scale: str = "absmax"
     scale_method: str = "absmax"
 
     def __post_init__(self) -> None:
@@ -70,13 +77,21 @@ class QuantSpec:
         _require("QuantSpec.symmetric", self.symmetric, (True, False))
         _require("QuantSpec.scale_dtype", self.scale_dtype, SCALE_DTYPES)
         _require("QuantSpec.scale_method", self.scale_method, SCALE_METHODS)
-        _require("QuantSpec.activation", self.activation, (None, "int8", "bfloat16"))
+        _require("QuantSpec.activation", self.activation, (None, "int8", "int4", "bfloat16"))
+        _require("QuantSpec.activation_scale", self.activation_scale, ACTIVATION_SCALES)
+        if self.activation_scale != "absmax" and self.activation not in ("int8", "int4"):
+            raise ValueError(
+                f"QuantSpec.activation_scale={self.activation_scale!r} is of activations that are "
+                'quantized: write activation="int8" or "int4", too'
+            )
 
     def __str__(self) -> str:
         group = "per channel" if self.group_size == -1 else f"g{self.group_size}"
         kind = "symmetric" if self.symmetric else "asymmetric"
         method = "" if self.scale_method == "absmax" else f", {self.scale_method}"
         activation = "" if self.activation is None else f", {self.activation} activations"
+        if self.activation_scale != "absmax":
+            activation += f" with {self.activation_scale} scales"
         return f"int{self.bits} {group} {kind}, {self.scale_dtype} scales{method}{activation}"
 
 

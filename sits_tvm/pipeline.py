@@ -51,7 +51,8 @@ def graph_passes(
     _refuse_activations(config, target)
     quantize, order = [], tir_schedules.weight_order(target)
     if config.quant is not None:
-        stack = config.quant.activation == "int8" and target.kind.name == "llvm"  # others gain none
+        integers = config.quant.activation in ("int8", "int4")
+        stack = integers and target.kind.name == "llvm"  # others gain none
         quantize = [passes.QuantizeMatmulWeights(config, order=order, stack=stack, report=report)]
     return [
         passes.UnpackInt4Constants(),

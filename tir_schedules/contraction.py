@@ -80,11 +80,12 @@ class Int4Weight:
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """The buffers of quantized activations, see `int8_matmul`."""
+    """The buffers of quantized activations, see `int8_matmul`; packed codes are of 4 bits."""
 
     codes: tirx.Buffer
     scale: tirx.Buffer
     sums: tirx.Buffer
+    is_packed: bool = False
 
     @property
     def groups_per_scale(self) -> int:

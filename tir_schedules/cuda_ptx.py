@@ -211,6 +211,11 @@ def from_neighbour(value: tirx.Expr, distance: int) -> tirx.Expr:
     return T.tvm_warp_shuffle_xor(mask, value, distance, 32, 32)
 
 
+def from_lane(value: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
+    """`value` of the given one of the 32 lanes."""
+    return T.tvm_warp_shuffle(tirx.const(0xFFFFFFFF, "uint32"), value, lane, 32, 32)
+
+
 def from_lane_of_quad(value: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
     """`value` of the given one of the four lanes that share a row."""
     return T.tvm_warp_shuffle(tirx.const(0xFFFFFFFF, "uint32"), value, lane, 4, 32)

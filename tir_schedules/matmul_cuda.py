@@ -108,6 +108,8 @@ def _recognise(func: tirx.PrimFunc, target: Target) -> tuple[Contraction, Operan
 def _operands(product: Contraction) -> Operands | None:
     """None if the kernels do not take them."""
     rows, n, weight = product.rows.extent, int(product.column.dom.extent), product.rhs
+    if isinstance(product.lhs, Int8Rows) and product.lhs.is_packed:
+        return None
     if isinstance(product.lhs, Int8Rows):
         lhs, k = product.lhs, int(product.padded_k)
         if weight.group_size > LARGEST_GROUP and k > LARGEST_CHANNEL:

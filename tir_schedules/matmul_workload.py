@@ -7,9 +7,10 @@ from tvm import tirx
 
 from sits_tvm.config import QuantSpec
 
+from .activation_format import UNIT, ActivationFormat, scale_columns
 from .contraction import Contraction, Int4Weight, Int8Rows
 from .int4_matmul import int4_matmul
-from .int8_matmul import LARGEST_CODE, int8_matmul, scale_columns
+from .int8_matmul import int8_matmul
 from .packed_layout import PackedLayout
 from .tuning_space import Excerpt
 from .workloads import MATMULS, MatmulWorkload
@@ -20,12 +21,16 @@ _ROUNDED = "bfloat16"
 
 
 def workload_of(product: Contraction) -> MatmulWorkload | None:
-    """None if the weight is not INT4. For INT8 activations, k is padded to whole groups."""
+    """None if the weight is not INT4. For INT8 activations, k is padded to whole groups.
+
+    Packed activations are "int4"; those of 4 bits that are not are "int8", as their kernels are.
+    """
     weight = product.rhs
     if not isinstance(weight, Int4Weight):
         return None
     if isinstance(product.lhs, Int8Rows):
-        family, k, dtype = _INT8, product.padded_k.value, "int8"
+        family, k = _INT8, product.padded_k.value
+        dtype = "int4" if product.lhs.is_packed else "int8"
     else:
         family, k = _FLOAT, product.reduction.dom.extent.value
         dtype = product.left_dtype
@@ -62,11 +67,19 @@ def inputs(
     if workload.family == _FLOAT:
         x = rng.standard_normal((rows, layout.k), "float32")
         return [x if workload.dtype == _ROUNDED else x.astype(workload.dtype), *weight]
-    codes = rng.integers(-LARGEST_CODE, LARGEST_CODE + 1, (rows, layout.padded_k), dtype="int8")
+    form = ActivationFormat.of(layout)
+    codes = rng.integers(-form.largest, form.largest + 1, (rows, layout.padded_k), dtype="int8")
     sums = codes.reshape(rows, layout.groups, layout.group_size).sum(-1, dtype="int32")
     scales = layout.padded_k // scale_columns(layout.k, layout.group_size)
     scale = rng.random((rows, scales), "float32")
-    return [codes.view("int32"), scale, sums, *weight]
+    return [_packed(codes) if form.packed else codes.view("int32"), scale, sums, *weight]
+
+
+def _packed(codes: np.ndarray) -> np.ndarray:
+    """Codes (m, k) as words of whole units, in some order of the columns of a half."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % UNIT)))
+    halves = padded.reshape(len(codes), -1, 2, UNIT // 2)
+    return (halves[:, :, 0] & 15 | halves[:, :, 1] << 4).reshape(len(codes), -1).view("int32")
 
 
 def excerpt(
@@ -80,11 +93,11 @@ def excerpt(
 
 
 def _layout(workload: MatmulWorkload, order: str) -> PackedLayout:
-    activation = {_ROUNDED: _ROUNDED, "int8": "int8"}.get(workload.dtype)
+    dtype = workload.dtype
     spec = QuantSpec(
         group_size=workload.group_size,
         symmetric=workload.symmetric,
         scale_dtype=workload.scale_dtype,
-        activation=activation,
+        activation=dtype if dtype in (_ROUNDED, "int8", "int4") else None,
     )
     return PackedLayout(workload.n, workload.k, spec, order)

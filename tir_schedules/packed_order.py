@@ -93,7 +93,8 @@ _FLOAT_FRAGMENTS = Unit(
     word=((_COLUMN, 16, 4), (_COLUMN, 2, 4), (_ROW, 1, 8)),
 )
 # A of mma m16n8k32 in int8, k in the order of the bytes of `int8_matmul`: the low and the high
-# nibbles of a lane's four words are the registers of two instructions.
+# nibbles of a lane's four words are the registers of two instructions. And of m16n8k64 in int4,
+# whose A they are as they lie there, k in the order of the nibbles of packed activations.
 _INT8_FRAGMENTS = Unit(
     nibble=((_COLUMN, 32, 2), (_COLUMN, 2, 4)),
     word=((_ROW, 8, 2), (_COLUMN, 16, 2), (_COLUMN, 1, 2), (_COLUMN, 8, 2), (_ROW, 1, 8)),
@@ -111,7 +112,7 @@ def unit_of(order: str, activation: str | None = None) -> Unit:
     """The unit of an order, for products with activations of `QuantSpec.activation`."""
     if order not in ORDERS:
         raise ValueError(f"order={order!r}; write one of {', '.join(map(repr, ORDERS))}")
-    return _UNITS[order][activation == "int8"]
+    return _UNITS[order][activation in ("int8", "int4")]
 
 
 def zero_unit_of(order: str) -> Unit:

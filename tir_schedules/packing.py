@@ -19,11 +19,12 @@ R, C and the place of each code in its unit are the *order* that a kernel wants 
 - "fragments": R = 16, C = 64. Words 4 l to 4 l + 3 of a unit are what lane l of a warp holds of the
   operand A (16 x C) of `mma.sync`. With r = n % 16, c = k % 64 and l = 4 (r % 8) + t:
 
-  - Without INT8 activations, t = c % 8 // 2. The code is nibble
+  - With activations in float, t = c % 8 // 2. The code is nibble
     ``r // 8 + c // 8 % 2 * 2 + c % 2 * 4`` of word ``4 l + c // 16``: an m16n8k16 for each word.
-  - With INT8 activations, column c is byte p = c // 8 * 8 + c % 2 * 4 + c % 8 // 2 of theirs, see
-    `int8_matmul`, and t = p % 16 // 4. The code is nibble ``p // 32 + p % 4 * 2`` of word
-    ``4 l + r // 8 + p // 16 % 2 * 2``: an m16n8k32 for the low nibbles of bytes, one for the high.
+  - With INT8 or INT4 activations, column c is byte p = c // 8 * 8 + c % 2 * 4 + c % 8 // 2 of
+    theirs, see `int8_matmul`, and t = p % 16 // 4. The code is nibble ``p // 32 + p % 4 * 2`` of
+    word ``4 l + r // 8 + p // 16 % 2 * 2``: an m16n8k32 for the low nibbles of bytes, one for the
+    high; or an m16n8k64.
 
   The scale of channel r is at ``r // 8 + r % 8 * 2``: r and r + 8 are neighbours. Its zero point of
   group j is nibble ``r // 8 + j % 4 * 2`` of word [n // 16, j // 4, r % 8].

@@ -11,9 +11,10 @@ from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
+from .activation_format import ActivationFormat, magnitude
 from .contraction import unflatten
 from .emit import first_that_holds, int64, parallel, scratch, serial, vectorized, with_emitted_body
-from .int8_matmul import QUANTIZE_ACTIVATION, activation_code, activation_scale, magnitude
+from .int8_matmul import QUANTIZE_ACTIVATION
 from .tir_nodes import collect, is_const
 
 _LANES = 16
@@ -22,18 +23,19 @@ _WORD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class QuantizeActivation(ScheduleRule):
-    """One task per row; a single row stays on the calling thread."""
+    """One task per row; a single row stays on the calling thread. Packed codes are for others."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The scheduled function, or None if it is not for this rule (or `tunable`)."""
         if target.kind.name != "llvm" or tunable:
             return None
         annotations = [block.annotations for block in collect(func.body, s_tir.SBlock)]
-        group_sizes = [a[QUANTIZE_ACTIVATION] for a in annotations if QUANTIZE_ACTIVATION in a]
-        if not group_sizes:
+        found = [a for a in annotations if QUANTIZE_ACTIVATION in a]
+        form = ActivationFormat.from_annotations(found[0]) if found else None
+        if form is None or form.packed:
             return None
         x, codes, scale, sums = func.params
-        row = _Row(x, codes, scale, sums, int(group_sizes[0]))
+        row = _Row(x, codes, scale, sums, int(found[0][QUANTIZE_ACTIVATION]), form)
         return s_tir.Schedule(with_emitted_body(func, row.emit_all))
 
 
@@ -50,8 +52,9 @@ class _Row:
         scale: tirx.Buffer,
         sums: tirx.Buffer,
         group_size: int,
+        form: ActivationFormat,
     ) -> None:
-        self.x, self.codes, self.scale, self.sums = x, codes, scale, sums
+        self.x, self.codes, self.scale, self.sums, self.form = x, codes, scale, sums, form
         self.lanes = _LANES if group_size % _LANES == 0 else _LANES // 2
         self.per_group = group_size // self.lanes
 
@@ -106,7 +109,7 @@ class _Row:
         with serial(count) as v, vectorized(self.lanes) as lane:
             value = magnitude(values[(first + v) * self.lanes + lane])
             T.buffer_store(largest, tirx.max(largest[lane], value), [lane])
-        return activation_scale(_reduce("smax", largest, self.lanes))
+        return self.form.scale(_reduce("smax", largest, self.lanes))
 
     def _quantize(
         self,
@@ -118,7 +121,7 @@ class _Row:
     ) -> None:
         code = T.alloc_buffer((int64(self.lanes),), "int32", scope="local")
         with vectorized(self.lanes) as lane:
-            value = activation_code(values[vector * self.lanes + lane], scale)
+            value = self.form.code(values[vector * self.lanes + lane], scale)
             T.buffer_store(code, value, [lane])
             T.buffer_store(total, total[lane] + code[lane], [lane])
         order = [start + at for start in range(0, self.lanes, 8) for at in _WORD_ORDER]

@@ -15,7 +15,7 @@ from tvm import ir, s_tir, tirx
 from .contraction import Axes, Contraction, Int4Weight, Int8Rows, loads
 from .epilogue import epilogue_stages
 from .int4_matmul import DEQUANTIZE
-from .int8_matmul import INT8_DOT
+from .int8_matmul import INT8_DOT, PACKED
 from .packed_order import unit_of
 from .tir_nodes import collect, is_const, substitute
 
@@ -219,4 +219,5 @@ def _int8_operands(block: s_tir.SBlock, dot: s_tir.SBlock) -> tuple | None:
     _, _, *zero_point, x_sums, scale, x_scale = (load.source for load in loads(block.body.value))
     weight = Int4Weight(codes, scale, zero_point[0] if zero_point else None, group_size)
     *rows, column, group = block.iter_vars
-    return Int8Rows(x, x_scale, x_sums), weight, (), tuple(rows), column, group
+    lhs = Int8Rows(x, x_scale, x_sums, PACKED in dot.annotations)
+    return lhs, weight, (), tuple(rows), column, group

@@ -17,13 +17,9 @@ from tvm.ir import Op
 
 from sits_tvm.config import QuantSpec
 from tir_schedules import int4_matmul as kernels
+from tir_schedules.activation_format import ActivationFormat, scale_columns
 from tir_schedules.int4_matmul import Rows
-from tir_schedules.int8_matmul import (
-    BYTES_PER_WORD,
-    int8_matmul,
-    quantize_activation,
-    scale_columns,
-)
+from tir_schedules.int8_matmul import int8_matmul, quantize_activation
 from tir_schedules.packing import PackedLayout
 from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
@@ -61,8 +57,8 @@ def int4_matmul(x: relax.Expr, *packed: relax.Expr, **layout: object) -> relax.C
     """``x @ W.T`` of a float tensor x (..., k) and the parts of a packed weight W (n, k).
 
     Accumulates in float32; the result (..., n) has the dtype of x. `layout` as above; with
-    activation="int8" among it, x is quantized, see `tir_schedules.int8_matmul`; with "bfloat16" it
-    is rounded to that.
+    activation="int8" or "int4" among it, x is quantized, see `tir_schedules.int8_matmul`; with
+    "bfloat16" it is rounded to that.
     """
     return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], layout)
 
@@ -80,6 +76,8 @@ def layout_attrs(layout: PackedLayout) -> dict[str, object]:
     spec = {name: getattr(layout.spec, name) for name in _SPEC_ATTRS}
     if layout.spec.activation is not None:
         spec["activation"] = layout.spec.activation
+    if layout.spec.activation_scale != "absmax":
+        spec["activation_scale"] = layout.spec.activation_scale
     return {"n": layout.n, "k": layout.k, "order": layout.order, **spec}
 
 
@@ -93,6 +91,7 @@ def layout_of(call: relax.Call) -> PackedLayout:
         symmetric=bool(attrs["symmetric"]),
         scale_dtype=str(attrs["scale_dtype"]),
         activation=None if activation is None else str(activation),
+        activation_scale=str(attrs.get("activation_scale", "absmax")),
         scale_method=str(attrs.get("scale_method", "absmax")),
     )
     return PackedLayout(int(attrs["n"]), int(attrs["k"]), spec, str(attrs["order"]))
@@ -195,7 +194,7 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     *rows, _ = x.ty.shape
     x = x if rows else _reshape(bb, x, [1, layout.k])
     extents = rows or [1]
-    if layout.spec.activation != "int8":
+    if layout.spec.activation not in ("int8", "int4"):
         name, make, operands = "int4_matmul", _matmul_kernel, [x]
     else:
         name, make, operands = "int8_matmul", _int8_kernel, _quantized(bb, x, layout)
@@ -208,10 +207,11 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
 def _quantized(bb: relax.BlockBuilder, x: relax.Expr, layout: PackedLayout) -> list[relax.Expr]:
     """Codes, scales and sums of x (..., k), see `int8_matmul`."""
     *rows, k = x.ty.shape
-    kernel = _quantize_kernel(_static(rows), int(k), layout.group_size, str(x.ty.dtype))
+    form, dtype = ActivationFormat.of(layout), str(x.ty.dtype)
+    kernel = _quantize_kernel(_static(rows), int(k), layout.group_size, dtype, form)
     scales = layout.padded_k // scale_columns(int(k), layout.group_size)
     types = [
-        relax.TensorType([*rows, layout.padded_k // BYTES_PER_WORD], "int32"),
+        relax.TensorType([*rows, form.words(layout.padded_k)], "int32"),
         relax.TensorType([*rows, scales], "float32"),
         relax.TensorType([*rows, layout.groups], "int32"),
     ]

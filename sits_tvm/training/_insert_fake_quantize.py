@@ -118,9 +118,10 @@ class _Inserter(PyExprMutator):
         return relax.Call(call.op, [x, read], call.attrs)
 
     def _activation(self, x: relax.Expr) -> relax.Var:
-        """int8, symmetric, one scale per token: amax / 127 of the last axis."""
-        scale = self._emit(absmax_scale(x, bits=8, axis=-1, group_size=-1))
-        return self._emit(fake_quantize(x, scale, bits=8, axis=-1, group_size=-1))
+        """Symmetric, one scale per token: of int8 amax / 127 of the last axis, of int4 amax / 7."""
+        bits = {"int8": 8, "int4": 4}[str(self.activation)]
+        scale = self._emit(absmax_scale(x, bits=bits, axis=-1, group_size=-1))
+        return self._emit(fake_quantize(x, scale, bits=bits, axis=-1, group_size=-1))
 
     def _once(self, key: Any, make: Callable[[], relax.Var]) -> relax.Var:
         if key not in self.made:

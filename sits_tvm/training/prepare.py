@@ -22,7 +22,7 @@ from tir_schedules.rounding import quantize
 
 from ._insert_fake_quantize import QuantizedWeight, fake_quantized
 
-_CHOICES = {"scales": ("learned", "absmax"), "activation": (None, "int8")}
+_CHOICES = {"scales": ("learned", "absmax"), "activation": (None, "int8", "int4")}
 
 
 def prepare_qat(
@@ -62,8 +62,8 @@ def prepare_qat(
         "absmax": they are computed from the weight in every step (`R.sits.absmax_scale`), and no
         gradient flows through them.
     activation : str or None
-        "int8": the other operand of each product is fake-quantized, too, with one symmetric scale
-        per token, amax / 127 of its last axis.
+        "int8" or "int4": the other operand of each product is fake-quantized, too, with one
+        symmetric scale per token, amax / 127 or amax / 7 of its last axis.
     only, skip : sequence of str
         Globs over weight names: those to quantize, and those to leave in float.
     quantize_embedding, quantize_head : bool

@@ -46,7 +46,7 @@ def test_a_tied_table_is_packed_once(rng):
     assert tuple(built.params["a1.codes"].shape) == (3, 2, 128)
 
 
-@pytest.mark.parametrize("activation", [None, "int8"])
+@pytest.mark.parametrize("activation", [None, "int8", "int4"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_tied_table_has_the_same_values_in_every_order(rng, order, activation):
     """Packed by the compiled program and read by both kernels, unscheduled, on this CPU."""
@@ -58,5 +58,6 @@ def test_a_tied_table_has_the_same_values_in_every_order(rng, order, activation)
     got = vm["main"](tvm.runtime.tensor(np.array([7, 0, 39])), *parts).numpy()
     weight = restored(table, G32)
     want = weight[[7, 0, 39]] @ weight.T
-    step = 0 if activation is None else np.abs(weight).max() / 254 * np.abs(weight).sum(-1)
+    steps = {None: 0, "int8": np.abs(weight).max() / 254, "int4": np.abs(weight).max() / 14}
+    step = steps[activation] * np.abs(weight).sum(-1)
     assert (np.abs(got - want) <= step + 2e-6 * np.abs(want).max()).all()

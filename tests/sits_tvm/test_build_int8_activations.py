@@ -1,5 +1,7 @@
 """W4A8 builds: values, shared quantization, fused epilogues, refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -12,6 +14,7 @@ import sits_tvm
 from sits_tvm import Config, QuantSpec
 
 W4A8 = Config(quant=QuantSpec(group_size=32, symmetric=False, activation="int8"))
+W4A4 = Config(quant=replace(W4A8.quant, activation="int4"))
 CUDA = [f"cuda -arch={arch}" for arch in ("sm_80", "sm_90", "sm_90a")]
 MATRIX = relax.TensorType((64, 64), "float32")
 
@@ -31,10 +34,11 @@ def gated(axes=("b", "s"), dtype="float32"):
     return one_function(make, x, matrix, matrix, vector, num_input=1)
 
 
-def reference(x, params):
-    """In float64, from int8 codes of x, one scale a row, and the restored INT4 weights."""
+def reference(x, params, largest=127):
+    """In float64, from codes of x, one scale a row, and the restored INT4 weights."""
     x = x.astype("float32")
-    scale = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(2.0**-100)) / np.float32(127)
+    scale = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(2.0**-100))
+    scale = scale / np.float32(largest)
     rounded = np.rint(x / scale) * scale.astype("float64")
     w1, w2 = (restored(params[name].T, G32).T.astype("float64") for name in ("a1", "a2"))
     gate = rounded @ w1 + params["a3"]
@@ -46,15 +50,19 @@ def random_params(rng, dtype="float32"):
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_values_for_every_number_of_rows(rng, dtype):
+@pytest.mark.parametrize(
+    ("config", "dtype"), [(W4A8, "float32"), (W4A8, "float16"), (W4A4, "float16")]
+)
+def test_values_for_every_number_of_rows(rng, config, dtype):
+    """A CPU computes W4A4 by the kernels of W4A8, from codes -7…7."""
     params = random_params(rng, dtype)
-    built = sits_tvm.build(gated(dtype=dtype), CPU, params=params, config=W4A8)
+    built = sits_tvm.build(gated(dtype=dtype), CPU, params=params, config=config)
+    largest = 127 if config is W4A8 else 7
     vm = relax.VirtualMachine(built, tvm.cpu())
     for shape in ((1, 1), (2, 3), (1, 40), (0, 4)):
         x = rng.standard_normal((*shape, 64)).astype(dtype)
         got = vm["main"](tvm.runtime.tensor(x), *built.param_list).numpy()
-        want = reference(x, {name: value.astype("float64") for name, value in params.items()})
+        want = reference(x, {n: value.astype("float64") for n, value in params.items()}, largest)
         tolerance = {"float32": 2e-6, "float16": 2e-3}[dtype] * np.abs(want).max(initial=1)
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance)
 

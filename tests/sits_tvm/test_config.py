@@ -17,7 +17,8 @@ from sits_tvm.config import ATTENTION_RULES, GRAPH_RULES, HEAD_RULES
         ("symmetric", 1),
         ("scale_dtype", "bfloat16"),
         ("scale_method", "gptq"),
-        ("activation", "int4"),
+        ("activation", "int2"),
+        ("activation_scale", "mse"),
     ],
 )
 def test_quant_spec_names_field_and_value(field, value):
@@ -25,10 +26,17 @@ def test_quant_spec_names_field_and_value(field, value):
         QuantSpec(**{field: value})
 
 
+def test_scales_of_activations_need_activations_that_are_quantized():
+    with pytest.raises(ValueError, match=r"QuantSpec\.activation_scale='power-of-two' is of act.*"):
+        QuantSpec(activation="bfloat16", activation_scale="power-of-two")
+
+
 def test_quant_spec_reads_as_people_say_it():
     assert str(QuantSpec()) == "int4 g128 symmetric, float16 scales"
     spec = QuantSpec(group_size=-1, symmetric=False, scale_method="mse")
     assert str(spec) == "int4 per channel asymmetric, float16 scales, mse"
+    spec = QuantSpec(activation="int4", activation_scale="power-of-two")
+    assert str(spec).endswith(", int4 activations with power-of-two scales")
     assert str(QuantSpec(bits=3)) == "int3 g128 symmetric, float16 scales"
 
 

@@ -99,6 +99,15 @@ def test_logits_differ_by_the_order_of_sums(rng, scales, activation):
     np.testing.assert_allclose(got, want, rtol=0, atol=limit * np.abs(want).max())
 
 
+@pytest.mark.parametrize(("activation", "bits"), [("int8", 8), ("int4", 4)])
+def test_activations_have_codes_of_the_bits_that_are_asked_for(rng, activation, bits):
+    spec = QuantSpec(bits=3, group_size=32)
+    mod, _ = prepare_qat(Mlp, spec, params=mlp_params(rng), scales="absmax", activation=activation)
+    lines = [line for line in mod.script().splitlines() if "group_size=-1" in line]
+    assert len(lines) == 4  # a scale and codes before each product
+    assert all(f"bits={bits}" in line for line in lines)
+
+
 def test_learned_scales_start_where_rounding_puts_them(rng):
     """Before a step of training, QAT deploys what Config(quant=spec) does."""
     spec = QuantSpec(group_size=32, symmetric=False, scale_method="mse")

@@ -1,4 +1,4 @@
-"""Build, run and compute products of INT8 activations for the tests of this folder."""
+"""Build, run and compute products of INT8 and INT4 activations for the tests of this folder."""
 
 import numpy as np
 import tvm
@@ -18,23 +18,38 @@ def scales(layout):
 
 
 def quantized(x, layout):
-    """Codes (m, k) and scales (m, s) by the definition; a part of zeros has 2**-100 / 127."""
+    """Codes (m, k) and scales (m, s) by the definition; a part of zeros has 2**-100 / 127, or 7."""
+    largest = np.float32(7 if layout.spec.activation == "int4" else 127)
     padded = np.zeros((len(x), layout.padded_k), "float32")
     padded[:, : layout.k] = x
     parts = scales(layout)
     grouped = padded.reshape(len(x), parts, layout.padded_k // parts)
-    scale = np.maximum(np.abs(grouped).max(-1), np.float32(2.0**-100)) / np.float32(127)
+    scale = np.maximum(np.abs(grouped).max(-1), np.float32(2.0**-100)) / largest
+    if layout.spec.activation_scale == "power-of-two":
+        scale = np.exp2(np.ceil(np.log2(scale.astype("float64")))).astype("float32")
     codes = np.rint(grouped / scale[..., None]).astype("int64").reshape(padded.shape)
     return codes[:, : layout.k], scale
 
 
 def as_words(codes, layout):
-    """Codes (m, k) to the words (m, padded k / 4) that kernels read."""
+    """Codes (m, k) to the words (m, padded k / 4), or packed, that kernels read."""
+    if layout.spec.activation == "int4" and layout.order == "fragments":
+        return as_packed_words(codes, layout)
     padded = np.zeros((len(codes), layout.padded_k), "uint8")
     padded[:, : layout.k] = codes.astype("int8").view("uint8")
     ordered = padded.reshape(len(codes), layout.padded_k // 8, 4, 2).swapaxes(2, 3)
     words = np.ascontiguousarray(ordered).view("int32")
     return words.reshape(len(codes), layout.padded_k // 4)
+
+
+def as_packed_words(codes, layout):
+    """Byte c of word w has k = 64 (w / 8) + 8 (w % 8 / 2) + 2 c + w % 2, its high half k + 32."""
+    padded = np.zeros((len(codes), -(-layout.padded_k // 64) * 64), "int64")
+    padded[:, : layout.k] = codes & 15
+    word, byte = np.indices((padded.shape[1] // 8, 4))
+    low = word // 8 * 64 + word % 8 // 2 * 8 + 2 * byte + word % 2
+    packed = padded[:, low] | padded[:, low + 32] << 4
+    return np.ascontiguousarray(packed.astype("uint8")).view("int32").reshape(len(codes), -1)
 
 
 def group_sums(codes, layout):

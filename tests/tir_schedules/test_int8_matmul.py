@@ -69,10 +69,12 @@ def test_product(rng, n, k, spec, dtype, rule):
         assert_rounded(y, *product(codes, scale, parts, layout))
 
 
+@pytest.mark.parametrize("activation", ["int8", "int4"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("n", "k", "spec"), SHAPES)
-def test_product_in_every_order(rng, n, k, spec, order):
-    layout = PackedLayout(n, k, replace(spec, activation="int8"), order)
+def test_product_in_every_order(rng, n, k, spec, order, activation):
+    """Those of 4 bits are packed in the order "fragments"."""
+    layout = PackedLayout(n, k, replace(spec, activation=activation), order)
     parts = random_weight(rng, layout)
     kernel = build(int8_matmul(None, layout, "float32"), None, "host")
     codes, scale = quantized(rng.standard_normal((3, k)).astype("float32"), layout)

@@ -66,6 +66,33 @@ def test_a_word_is_the_operand_of_a_float_mma(codes, activation):
         assert shifted >> 16 * half & 15 == codes[row, 16 * step + column]
 
 
+def m16n8k64_nibble(lane, register, nibble):
+    """PTX ISA, "Matrix Fragments for mma.m16n8k64" with .s4: row, column of A."""
+    i = 8 * register + nibble
+    group_id, thread_id_in_group = lane >> 2, lane % 4
+    row = group_id if 0 <= i < 8 or 16 <= i < 24 else group_id + 8
+    column = thread_id_in_group * 8 + (i & 7)
+    return row, column if i < 16 else column + 32
+
+
+def column_of_nibble(position):
+    """Packed INT4 activations: byte c of word w has k in its low half, and k + 32."""
+    word, nibble = divmod(position, 8)
+    byte, is_high = divmod(nibble, 2)
+    return 8 * (word // 2) + 2 * byte + word % 2 + 32 * is_high
+
+
+def test_a_word_is_a_register_of_an_int4_mma(codes):
+    """Word i of a lane: register i, columns in the order of the nibbles of packed activations."""
+    words = packed_unit(codes, "int4")
+    for lane, register, nibble in itertools.product(LANES, range(4), range(8)):
+        row, position = m16n8k64_nibble(lane, register, nibble)
+        assert (
+            int(words[4 * lane + register]) >> 4 * nibble & 15
+            == codes[row, column_of_nibble(position)]
+        )
+
+
 def test_a_word_is_a_register_of_two_int8_mmas(codes):
     """Low nibbles of a lane's word i: register i of the first k-step; high ones: of the second."""
     words = packed_unit(codes, "int8")

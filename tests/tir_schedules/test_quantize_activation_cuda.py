@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 import tvm
 from cuda_text import CudaText
-from int8_runs import build, run
+from int8_runs import as_words, build, group_sums, quantized, run
 
 from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
 from sits_tvm.device_code import compile_device_code, record_launches
-from tir_schedules.int8_matmul import quantize_activation, scale_columns
+from tir_schedules.activation_format import ActivationFormat, scale_columns
+from tir_schedules.int8_matmul import quantize_activation
 from tir_schedules.packing import PackedLayout
+from tir_schedules.quantize_activation import QuantizeActivation
 from tir_schedules.quantize_activation_cuda import QuantizeActivationCuda
 
 TARGET = parse_target("cuda -arch=sm_90")
@@ -20,12 +22,18 @@ TIES = np.arange(-126.5, 127) / 127
 EDGES = [[1.0], [2.0**-24], [2.0**-90], [2.0**-99.5], [2.0**-110], [2.0**100], [2.0**127.9]]
 
 
-def layout_of(k, group_size):
-    return PackedLayout(16, k, QuantSpec(group_size=group_size), "vectors")
+def layout_of(k, group_size, activation="int8", **spec):
+    spec = QuantSpec(group_size=group_size, activation=activation, **spec)
+    return PackedLayout(16, k, spec, "fragments")
+
+
+def plain(layout, dtype, rows=(None, None)):
+    form = ActivationFormat.of(layout)
+    return quantize_activation(rows, layout.k, layout.group_size, dtype, form)
 
 
 def compiled_both(layout, dtype):
-    func = quantize_activation((None, None), layout.k, layout.group_size, dtype)
+    func = plain(layout, dtype)
     schedule = QuantizeActivationCuda().apply(func, TARGET, False)
     assert schedule is not None
     return CudaText(schedule.mod["main"], TARGET, outputs=3), build(func, None, "host")
@@ -34,7 +42,7 @@ def compiled_both(layout, dtype):
 def outputs_of(layout, axes):
     scales = layout.padded_k // scale_columns(layout.k, layout.group_size)
     return [
-        ((*axes, layout.padded_k // 4), "int32"),
+        ((*axes, ActivationFormat.of(layout).words(layout.padded_k)), "int32"),
         ((*axes, scales), "float32"),
         ((*axes, layout.groups), "int32"),
     ]
@@ -85,14 +93,76 @@ def test_bit_for_bit(rng, k, group_size, dtype):
         assert_equal(both, activations(rng, axes, k, dtype), layout)
 
 
-def next_to_ties(rng, exponent, bit, count):
+INT4 = [(4096, 128), (288, 32), (96, 32), (37, -1), (72, -1)]
+SLOW_INT4 = [(300, 32), (160, 32), (32, 32), (64, 64), (200, 64), (2304, -1), (8, -1), (18432, -1)]
+
+
+@pytest.mark.parametrize("scale", ["absmax", "power-of-two"])
+@pytest.mark.parametrize(
+    ("k", "group_size"), [*INT4, *(pytest.param(*s, marks=pytest.mark.slow) for s in SLOW_INT4)]
+)
+def test_packed_codes_are_those_of_the_plain_function_and_of_llvm(rng, k, group_size, scale):
+    """A part of 96 columns shares a unit with the next; rows that end inside one have zeros."""
+    layout = layout_of(k, group_size, "int4", activation_scale=scale)
+    both = compiled_both(layout, "float16")
+    for axes in [(0, 4), (1, 1), (3, 5)]:
+        assert_equal(both, activations(rng, axes, k, "float16"), layout)
+    in_bytes = PackedLayout(16, k, layout.spec, "vectors")
+    kernel = build(plain(in_bytes, "float16", 5), QuantizeActivation(), "host")
+    x = activations(rng, (5,), k, "float16")
+    words, *others = run(kernel, x, outputs=outputs_of(in_bytes, (5,)))
+    codes = words.view("int8").reshape(5, -1, 2, 4).swapaxes(2, 3).reshape(5, -1)[:, :k]
+    found = on_host(both[0], x[None], layout)
+    np.testing.assert_array_equal(found[0][0], as_words(codes.astype("int64"), layout))
+    for got, want in zip(found[1:], others, strict=True):
+        np.testing.assert_array_equal(got[0].view("uint32"), want.view("uint32"))
+
+
+@pytest.mark.parametrize("activation", ["int8", "int4"])
+@pytest.mark.parametrize("scale", ["absmax", "power-of-two"])
+def test_codes_are_those_of_the_definition(rng, activation, scale):
+    """In NumPy: -7…7 or -127…127, never beyond, whichever scale; both ends occur for absmax."""
+    layout = layout_of(288, 32, activation, activation_scale=scale)
+    x = activations(rng, (1, 24), 288, "float32")
+    codes, steps = quantized(x[0], layout)
+    found = on_host(compiled_both(layout, "float32")[0], x, layout)
+    want = as_words(codes, layout), steps, group_sums(codes, layout).astype("int32")
+    for got, expected in zip(found, want, strict=True):
+        np.testing.assert_array_equal(got[0].view("uint32"), expected.view("uint32"))
+    largest = 7 if activation == "int4" else 127
+    if scale == "absmax":
+        assert (codes.min(), codes.max()) == (-largest, largest)
+    else:
+        assert (np.frexp(steps)[0] == 0.5).all()
+        assert (np.abs(codes).max(-1) * 2 > largest // 2).sum() >= 20
+
+
+@pytest.mark.parametrize("largest", [7, 127])
+def test_a_power_of_two_clips_nothing_and_is_no_larger_than_it_must_be(largest):
+    """At amax = largest · 2^e, and at its two neighbours."""
+    activation = "int4" if largest == 7 else "int8"
+    layout = layout_of(64, 64, activation, activation_scale="power-of-two")
+    x = np.zeros((1, 9, 64), "float32")
+    for i, exponent in enumerate((-40, 0, 40)):
+        edge = np.float32(largest * 2.0**exponent)
+        x[0, 3 * i : 3 * i + 3, 5] = (
+            np.nextafter(edge, np.float32(0)),
+            edge,
+            np.nextafter(edge, np.float32(np.inf)),
+        )
+    _, scale, _ = on_host(compiled_both(layout, "float32")[0], x, layout)
+    expected = [2.0 ** (exponent + i // 2) for exponent in (-40, 0, 40) for i in range(3)]
+    np.testing.assert_array_equal(scale.reshape(-1), np.array(expected, "float32"))
+
+
+def next_to_ties(rng, exponent, bit, count, code):
     """Pairs (x, largest) whose quotient x / scale, from 2^bit on, is hardest to round: one near the
     middle between two float32, of which one is a tie of integers."""
-    ties = np.arange(2 ** (bit + 1) + 1, min(2 ** (bit + 2), 253), 2) << 23 - bit
+    ties = np.arange(2 ** (bit + 1) + 1, min(2 ** (bit + 2), 2 * code - 1), 2) << 23 - bit
     middles = np.add.outer(ties, [-1, 1]).reshape(-1)  # times 2^(24 - bit)
     largest = rng.uniform(1, 2, (1 << 23) // len(middles)).astype("float32")
     largest *= np.float32(2.0**exponent)
-    scale = np.maximum(largest, np.float32(2.0**-100)) / np.float32(127)
+    scale = np.maximum(largest, np.float32(2.0**-100)) / np.float32(code)
     mantissa, power = np.frexp(scale)
     products = np.multiply.outer((mantissa * 2**24).astype("int64"), middles)
     dropped = np.frexp(products.astype("float64"))[1] - 24
@@ -105,31 +175,35 @@ def next_to_ties(rng, exponent, bit, count):
     return x, largest[i]
 
 
+@pytest.mark.parametrize("activation", ["int8", "int4"])
 @pytest.mark.parametrize("exponent", [0, -100, pytest.param(120, marks=pytest.mark.slow)])
-def test_quotients_next_to_ties(rng, exponent):
-    layout = layout_of(64, 32)
+def test_quotients_next_to_ties(rng, exponent, activation):
+    layout = layout_of(64, 32, activation)
     both = compiled_both(layout, "float32")
-    for bit in (0, 6):
-        x, largest = next_to_ties(rng, exponent, bit, 512)
+    for bit in (0, 6) if activation == "int8" else (0, 2):
+        code = 127 if activation == "int8" else 7
+        x, largest = next_to_ties(rng, exponent, bit, 512, code)
         assert_equal(both, np.stack([x, largest] * 32, -1).reshape(64, 8, 64), layout)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("scale", ["absmax", "power-of-two"])
 @pytest.mark.parametrize(("k", "group_size"), [(300, 32), (512, -1)])
-def test_columns_that_are_not_finite_are_not_hidden(bad, k, group_size):
-    layout = layout_of(k, group_size)
+def test_columns_that_are_not_finite_are_not_hidden(bad, k, group_size, scale):
+    layout = layout_of(k, group_size, activation_scale=scale)
     x = np.ones((1, 2, k), "float32")
     x[0, 0, 40] = bad
-    words, scale, sums = on_host(compiled_both(layout, "float32")[0], x, layout)
-    assert not np.isfinite(scale[0, 0, 0])
-    assert (scale.reshape(-1)[1:] == np.float32(1) / np.float32(127)).all()
+    words, steps, sums = on_host(compiled_both(layout, "float32")[0], x, layout)
+    assert not np.isfinite(steps[0, 0, 0])
+    one = 2.0**-6 if scale == "power-of-two" else np.float32(1) / np.float32(127)
+    assert (steps.reshape(-1)[1:] == one).all()
     codes = words.view("int8").astype("int32")
     padded = codes.reshape(*sums.shape, layout.group_size)
     np.testing.assert_array_equal(padded.sum(-1), sums)
 
 
-def scheduled(arch, k, group_size=-1, dtype="float16"):
-    func = quantize_activation(None, k, layout_of(k, group_size).group_size, dtype)
+def scheduled(arch, k, group_size=-1, dtype="float16", activation="int8"):
+    func = plain(layout_of(k, group_size, activation), dtype, None)
     return QuantizeActivationCuda().apply(func, parse_target(f"cuda -arch={arch}"), False)
 
 
@@ -142,13 +216,18 @@ def test_leaves_others_alone():
 
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("k", "group_size", "dtype", "loads"),
-    [(4096, 128, "bfloat16", 1), (14336, -1, "float32", 14), (65536, -1, "float16", 8)],
+    ("k", "group_size", "dtype", "activation", "loads"),
+    [
+        (4096, 128, "bfloat16", "int8", 1),
+        (4096, 128, "float16", "int4", 1),
+        (14336, -1, "float32", "int8", 14),
+        (65536, -1, "float16", "int8", 8),
+    ],
 )
-def test_machine_code(arch, k, group_size, dtype, loads):
+def test_machine_code(arch, k, group_size, dtype, activation, loads):
     """128-bit loads alone, nothing spilled, and no division that is a call."""
     attributes = {"global_symbol": "main", "tirx.is_scheduled": True}
-    func = scheduled(arch, k, group_size, dtype).mod["main"].with_attrs(attributes)
+    func = scheduled(arch, k, group_size, dtype, activation).mod["main"].with_attrs(attributes)
     with record_launches() as launches:
         built = tvm.compile(tvm.IRModule({"main": func}), parse_target(f"cuda -arch={arch}"))
     (kernel,) = compile_device_code(built, arch, launches).kernels
