@@ -85,7 +85,9 @@ def read_adjoint(mod: IRModule, name: str, require_grads: Sequence[str] | None =
     pair = [_fields(part, values) for part in returned] if len(returned) == 2 else []
     if len(pair) != 2:
         message = f"{name}{SUFFIX} returns {function.ret_ty}, not (outputs, (gradients, …))"
-        raise SitsError([Diagnostic.error("adjoint-result", message, function=name + SUFFIX)])
+        help_ = "make it with sits_tvm.differentiate or relax.transform.Gradient"
+        found = Diagnostic.error("adjoint-result", message, function=name + SUFFIX, help=help_)
+        raise SitsError([found])
     gradients = pair[1]
     params = _parameters_of(name, function, gradients, require_grads)
     bindings = bindings_of(function)
@@ -178,8 +180,8 @@ def _parameters_of(
             f"{len(gradients)}, and its parameters are {', '.join(params)}"
         )
         help_ = "give require_grads=[…], the parameters in the order of the gradients"
-        where = {"function": name + SUFFIX, "help": help_}
-        raise SitsError([Diagnostic.error("gradient-of-what", message, **where)])
+        found = Diagnostic.error("gradient-of-what", message, function=name + SUFFIX, help=help_)
+        raise SitsError([found])
     return [params[n] for n in names]
 
 

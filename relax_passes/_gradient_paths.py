@@ -33,8 +33,8 @@ def _integer_parameters(adjoint: Adjoint) -> Iterator[Diagnostic]:
         if _bits(param) == 0:
             message = f"`{param.name}` is {param.ty}: only floats have gradients"
             help_ = "leave it out of require_grads"
-            where = {"function": adjoint.name, "binding": param.name, "help": help_}
-            yield Diagnostic.error("gradient-of-integer", message, **where)
+            where = {"function": adjoint.name, "binding": param.name}
+            yield Diagnostic.error("gradient-of-integer", message, help=help_, **where)
 
 
 def _cut_paths(adjoint: Adjoint) -> Iterator[Diagnostic]:

@@ -140,5 +140,5 @@ def _refuse(
     message = f"{found}: elements of less than a byte cannot be built right"
     lines = str(binding or "").splitlines()
     ir = "\n".join(line for line in lines if line.startswith(f"{name}:"))
-    where = {"function": function, "binding": name, "ir": ir, "help": _HELP}
-    return Diagnostic.error("sub-byte-buffer", message, **where)
+    where = {"function": function, "binding": name, "ir": ir}
+    return Diagnostic.error("sub-byte-buffer", message, help=_HELP, **where)

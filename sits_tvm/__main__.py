@@ -27,6 +27,7 @@ MODEL_HELP = (
     "a directory or .gguf file (from_pretrained), a .pt2 program (from_torch), an .onnx file "
     "(from_onnx), or a Relax module as .json (tvm.ir.save_json)"
 )
+CONFIG_HELP = "write fields of sits_tvm.Config, for example quant: {group_size: 32}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -108,7 +109,8 @@ def _write(directory: Path, files: dict[str, str]) -> None:
         for name, text in files.items():
             (directory / name).write_text(text)
     except OSError as error:
-        raise _error("output-not-writable", f"cannot write {directory}: {error}") from error
+        message = f"cannot write {directory}: {error}"
+        raise _error("output-not-writable", message, help="give another folder") from error
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -143,7 +145,7 @@ def _config(args: argparse.Namespace) -> Config:
     try:
         return Config.from_dict(values)
     except (ValueError, TypeError) as error:
-        raise _error("config", str(error)) from error
+        raise _error("config", str(error), help=CONFIG_HELP) from error
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -154,9 +156,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         return yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError) as error:
-        raise _error("config-not-readable", f"{path}: {error}") from error
+        raise _error("config-not-readable", f"{path}: {error}", help=CONFIG_HELP) from error
     except yaml.YAMLError as error:
-        raise _error("config-not-yaml", f"{path}: {error}") from error
+        raise _error("config-not-yaml", f"{path}: {error}", help=CONFIG_HELP) from error
 
 
 def _model(path: Path) -> tuple[IRModule, dict[str, Any] | None]:
@@ -186,7 +188,7 @@ def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         message = f"{path}: {type(error).__name__}: {reason}"
-        raise _error("model-not-readable", message) from error
+        raise _error("model-not-readable", message, help=f"MODEL is {MODEL_HELP}") from error
 
 
 def _show_progress(quiet: bool) -> None:
@@ -219,8 +221,8 @@ def _fail(diagnostics: list[Diagnostic], as_json: bool) -> int:
     return 1
 
 
-def _error(code: str, message: str, **more: str) -> SitsError:
-    return SitsError([Diagnostic.error(code, message, **more)])
+def _error(code: str, message: str, *, help: str) -> SitsError:
+    return SitsError([Diagnostic.error(code, message, help=help)])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def _pack(call: relax.Call, names: list[str], arrays: list[Any], found: list[Dia
         try:
             parts.append(packer(call, [as_numpy(array) for array in given]))
         except ValueError as error:
-            found.append(Diagnostic.error("weight-not-quantizable", f"`{weight}`: {error}"))
+            found.append(not_quantizable(weight, error))
     if len(parts) < len(weights):
         return ()
     return tuple(tvm.runtime.tensor(part) for part in stack(parts))
@@ -99,3 +99,9 @@ def as_numpy(value: Array) -> np.ndarray:
     on_cpu = value.device.dlpack_device_type() == _CPU
     known = str(value.dtype) != "bfloat16"  # to NumPy
     return np.from_dlpack(value) if on_cpu and known else value.numpy()
+
+
+def not_quantizable(weight: str, error: ValueError) -> Diagnostic:
+    """What the packing of a weight raised, as an error."""
+    help_ = f'repair it, or leave it in float: Config(skip=("{weight}",))'
+    return Diagnostic.error("weight-not-quantizable", f"`{weight}`: {error}", help=help_)

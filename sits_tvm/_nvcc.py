@@ -87,10 +87,15 @@ def _problems(log: str, source: str, ptx: str) -> list[Diagnostic]:
         kernel = _kernel_of(line, source, ptx)
         found = re.sub(r"^.*?(?=\berror|\bfatal)", "", line)
         about = f"kernel {kernel} does not compile" if kernel else "the kernels do not compile"
-        where = {"function": prim_func_of(kernel)} if kernel else {}
-        problems.append(Diagnostic.error("device-code-invalid", f"{about}: {found}", **where))
+        function = prim_func_of(kernel) if kernel else ""
+        problems.append(_invalid(f"{about}: {found}", function))
     last = log.strip().splitlines()[-1:] or ["nvcc failed and said nothing"]
-    return problems or [Diagnostic.error("device-code-invalid", last[0])]
+    return problems or [_invalid(last[0])]
+
+
+def _invalid(message: str, function: str = "") -> Diagnostic:
+    help_ = "sits_tvm.lower shows the PrimFunc it comes from"
+    return Diagnostic.error("device-code-invalid", message, function=function, help=help_)
 
 
 def _kernel_of(line: str, source: str, ptx: str) -> str:

@@ -32,9 +32,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype)
         if dtype not in _CODES:
-            raise SitsError(
-                [Diagnostic.error("params-dtype", f"`{name}` is {dtype}; cannot save it")]
-            )
+            help_ = f"the file format has {', '.join(_CODES)}"
+            message = f"`{name}` is {dtype}; cannot save it"
+            raise SitsError([Diagnostic.error("params-dtype", message, help=help_)])
         shape = [int(extent) for extent in tensor.shape]
         start, end = end, end + int(np.prod(shape)) * _numpy_dtype(dtype).itemsize
         header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
@@ -62,7 +62,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     except (OSError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError,
             ValueError) as error:  # fmt: skip
         message = f"{path} is no readable safetensors file: {error}"
-        raise SitsError([Diagnostic.error("params-damaged", message)]) from error
+        found = Diagnostic.error("params-damaged", message, help="copy it again, or build again")
+        raise SitsError([found]) from error
     return tensors
 
 

@@ -35,7 +35,7 @@ class Diagnostic:
     ir : str
         The binding as TVMScript, or "".
     help : str
-        What to write instead, or "".
+        What to write instead; "" where a note or a warning asks for nothing.
     """
 
     severity: str
@@ -47,8 +47,17 @@ class Diagnostic:
     help: str = ""
 
     @classmethod
-    def error(cls, code: str, message: str, **where: str) -> Diagnostic:
-        return cls("error", code, message, **where)
+    def error(
+        cls,
+        code: str,
+        message: str,
+        *,
+        help: str,
+        function: str = "",
+        binding: str = "",
+        ir: str = "",
+    ) -> Diagnostic:
+        return cls("error", code, message, function, binding, ir, help)
 
     @classmethod
     def warning(cls, code: str, message: str, **where: str) -> Diagnostic:

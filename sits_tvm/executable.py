@@ -132,7 +132,7 @@ def check_output(path: Path) -> None:
 def _draft(path: Path) -> Path:
     """A new folder beside `path`, which must not exist yet or hold a saved executable."""
     if path.exists() and not path.is_dir():
-        raise _error("output-not-a-folder", f"{path} is a file")
+        raise _error("output-not-a-folder", f"{path} is a file", help="give a folder")
     try:
         others = _others(path) if path.exists() else []
         if others:
@@ -188,7 +188,8 @@ def load(directory: str | os.PathLike[str]) -> Executable:
         module = tvm.runtime.load_module(str(path / _LIBRARY))
     except Exception as error:
         if _NO_LOADER not in str(error):
-            raise _error("library-not-loadable", f"{path / _LIBRARY}: {error}") from error
+            message = f"{path / _LIBRARY}: {error}"
+            raise _error("library-not-loadable", message, help="build it again") from error
         raise _error(
             "cuda-not-available",
             f"{path} was built for {meta['target']}, and this machine has no CUDA driver",
@@ -241,5 +242,5 @@ def _not_writable(path: Path, error: OSError) -> SitsError:
     return _error("output-not-writable", message, help="give another folder")
 
 
-def _error(code: str, message: str, **more: str) -> SitsError:
-    return SitsError([Diagnostic.error(code, message, **more)])
+def _error(code: str, message: str, *, help: str) -> SitsError:
+    return SitsError([Diagnostic.error(code, message, help=help)])

@@ -28,7 +28,8 @@ def as_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
     """
     if not isinstance(params, Mapping):
         message = f"params is a {type(params).__name__}, not a mapping of names to tensors"
-        raise SitsError([Diagnostic.error("params-type", message)])
+        help_ = 'write params={"weight": array, …}, as the front ends return it'
+        raise SitsError([Diagnostic.error("params-type", message, help=help_)])
     arrays: dict[str, Array] = {}
     found = []
     for name, value in params.items():
@@ -37,7 +38,8 @@ def as_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
         except (AttributeError, BufferError, RuntimeError, TypeError) as error:
             kind = type(value).__name__
             message = f"parameter `{name}` is a {kind}, not a dense tensor or an array: {error}"
-            found.append(Diagnostic.error("params-type", message))
+            help_ = "give a NumPy array, or a tensor of TVM or PyTorch"
+            found.append(Diagnostic.error("params-type", message, help=help_))
     raise_errors(found)
     return arrays
 
@@ -142,7 +144,8 @@ def mismatch(
     expected = argument.ty
     if value is None:
         message = f"no parameter `{argument.name}` is given; {function} takes it as {expected}"
-        return [Diagnostic.error("params-missing", message, function=function)]
+        help_ = "give it in params, or no params at all: weights are then packed when it runs"
+        return [Diagnostic.error("params-missing", message, function=function, help=help_)]
     if not isinstance(expected, relax.TensorType):
         message = f"`{argument.name}` of {function} is {expected}, not a tensor"
         help_ = "pass it as an input, before the parameters"
@@ -159,7 +162,8 @@ def mismatch(
         f"{kind} `{argument.name}` has shape {tuple(value.shape)} and dtype {value.dtype}; "
         f"{function} takes it as {expected}"
     )
-    return [Diagnostic.error("params-mismatch", message, function=function)]
+    help_ = "convert it to that type, or import the model again with its own parameters"
+    return [Diagnostic.error("params-mismatch", message, function=function, help=help_)]
 
 
 def _unknown(name: str, taken: set[str]) -> Diagnostic:

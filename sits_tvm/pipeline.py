@@ -34,7 +34,7 @@ from .host_run import Run, on_host
 from .quick_parsing import load_tensor_intrinsics
 from .report import Kernel, PassRun, Report
 from .rewrite_check import checked
-from .target import parse_target
+from .target import parse_target, short_name
 
 _LOG = logging.getLogger(__name__)
 Params = dict[str, Tensor | np.ndarray]
@@ -79,7 +79,8 @@ def _refuse_activations(config: Config, target: Target) -> None:
         if kind == "cuda" and tir_schedules.weight_order(target) == "fragments":
             return
         where = "llvm and, from sm_80 on, cuda"
-    message = f'QuantSpec.activation="{activation}" has kernels for {where}, not for {target}'
+    name = short_name(target)
+    message = f'QuantSpec.activation="{activation}" has kernels for {where}, not for {name}'
     help_ = "leave it None: weights in INT4, activations in float"
     raise SitsError([Diagnostic.error("activation-target", message, help=help_)])
 
@@ -261,7 +262,8 @@ def _instruments(config: Config, phase: str) -> PassContext:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             message = f"cannot write to Config.dump_dir: {error}"
-            raise SitsError([Diagnostic.error("dump-dir", message)]) from error
+            found = Diagnostic.error("dump-dir", message, help="give a folder, or a new name")
+            raise SitsError([found]) from error
         instruments.append(tvm.ir.instrument.DumpIR(str(folder)))
     return with_instruments(*instruments)
 

@@ -73,6 +73,12 @@ def host_mismatch(target: Target) -> str:
     )
 
 
+def short_name(target: Target) -> str:
+    """Kind and architecture: ``cuda -arch=sm_90``."""
+    names = [f"-{name}={target.attrs[name]}" for name in ("arch", "mcpu") if name in target.attrs]
+    return " ".join([target.kind.name, *names])
+
+
 def _config(target: Any) -> dict[str, Any]:
     """`target` as a dictionary with a kind; its tag, if any, is resolved."""
     tags = tvm.target.list_tags() or {}
@@ -173,7 +179,8 @@ def _option_problem(kind: str, name: str, value: Any) -> Diagnostic | None:
         help = 'write -arch=sm_90 for the GPU, --host="llvm -mcpu=native" for its host'
         return Diagnostic.error("target-option-unknown", f"{option} is of the host", help=help)
     if _is_count(name) and isinstance(value, int) and (isinstance(value, bool) or value < 1):
-        return Diagnostic.error("target-option-type", f"{option} must be an int above 0")
+        help_ = f"write -{name}=2, or leave it out"
+        return Diagnostic.error("target-option-type", f"{option} counts nothing", help=help_)
     if kind == "cuda" and name == "arch" and isinstance(value, str):
         return None  # complete_gpu knows better
     probe = {ARCH_OPTION[kind]: ARCH_EXAMPLE[kind]} if kind in ARCH_OPTION else {}
@@ -198,7 +205,8 @@ def _translate(text: str, option: str, name: str, value: Any) -> Diagnostic:
         )
     expected = re.search(r"expected type '([^']+)'", text)
     if not expected:
-        return Diagnostic.error("target-option", f"{option}: {text.splitlines()[0]}")
+        message = f"{option}: {text.splitlines()[0]}"
+        return Diagnostic.error("target-option", message, help="leave it out")
     takes = expected[1].replace("Array<str>", "list of str")
     example = f"; write {value}" if takes == "int" and str(value).isdigit() else ""
     if name == "arch":

@@ -76,7 +76,8 @@ def _records(database: Path | None, arch: str) -> Records:
         return shipped
     if not database.is_dir():
         message = f"Config.database={database} is no folder"
-        raise SitsError([Diagnostic.error("database-missing", message)])
+        help_ = "give the folder that sits_tvm.tune returned"
+        raise SitsError([Diagnostic.error("database-missing", message, help=help_)])
     own = read_records(database, arch)
     if not own:
         others = sorted(path.name for path in database.glob("*/"))

@@ -144,7 +144,8 @@ def _check(operands: Operands, spaces: Spaces, tiles: dict[str, Any], target: Ta
         fault = tile_fault(replace(operands, most=spaces[bucket].most), tile, target)
         if fault is not None:
             message = f"the parameters of rows {bucket} have no kernel: {fault}"
-            raise SitsError([Diagnostic.error("kernel-parameters", message)])
+            help_ = "tune again, or leave them out: there is a default"
+            raise SitsError([Diagnostic.error("kernel-parameters", message, help=help_)])
 
 
 def _emit(product: Contraction, operands: Operands, spaces: Spaces, tiles: dict[str, Any]) -> None:

@@ -178,7 +178,8 @@ def chosen(func: tirx.PrimFunc, spaces: Spaces) -> dict[str, Any]:
         }
     except (ValueError, AttributeError) as error:
         message = f"the attribute {ATTRIBUTE} is {given}: {error}"
-        raise SitsError([Diagnostic.error("kernel-parameters", message)]) from error
+        help_ = "tune again, or leave it out: there is a default"
+        raise SitsError([Diagnostic.error("kernel-parameters", message, help=help_)]) from error
 
 
 def emit_buckets(rows: tirx.Expr, spaces: Spaces, emit: Callable[[str], None]) -> None:

@@ -27,7 +27,9 @@ def affine_attributes(name: str, values: dict[str, Any]) -> dict[str, Any]:
     """The checked attributes of a call of `name`; raises SitsError with everything wrong."""
     problems = list(attribute_problems(values))
     if problems:
-        raise SitsError([Diagnostic.error("quantize-attribute", f"{name}: {p}") for p in problems])
+        found = [f"{name}: {problem}" for problem in problems]
+        help_ = f"help(relax_passes.op.{name.rpartition('.')[2]}) lists the attributes"
+        raise SitsError([Diagnostic.error("quantize-attribute", f, help=help_) for f in found])
     return values
 
 

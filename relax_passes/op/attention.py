@@ -97,7 +97,8 @@ def attention(
     }
     problems = list(_attribute_problems(attributes))
     if problems:
-        raise SitsError([Diagnostic.error("attention-attribute", p) for p in problems])
+        help_ = "help(relax_passes.op.attention) lists the attributes"
+        raise SitsError([Diagnostic.error("attention-attribute", p, help=help_) for p in problems])
     attributes["scale"], attributes["softcap"] = float(attributes["scale"]), float(softcap)
     args = [q, k, v] if bias is None else [q, k, v, bias]
     return relax.Call(Op.get(NAME), args, attributes)

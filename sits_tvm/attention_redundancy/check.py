@@ -89,7 +89,8 @@ def check_attention_redundancy(
     found = dict(find_attention_weights(func, function, weights_of(function)))
     if not found:
         message = f"{func} has no attention"
-        raise SitsError([Diagnostic.error("no-attention", message, function=func)])
+        help_ = "sits_tvm.check reports what looks like attention and is not recognised"
+        raise SitsError([Diagnostic.error("no-attention", message, function=func, help=help_)])
     sites = [site for site in found.values() if isinstance(site, AttentionWeights)]
     values = {} if given is None else _values(plain, func, sites, arrays, given)
     bound, edits = FunctionUses.of(function).bound, WeightEdits(arrays)
@@ -110,7 +111,8 @@ def _checked_inputs(name: str, function: relax.Function, inputs: Any) -> list[np
         raise SitsError([Diagnostic.error("inputs", message, function=name, help=help_)])
     if len(inputs) != len(arguments):
         message = f"{len(inputs)} inputs are given; {taken}"
-        raise SitsError([Diagnostic.error("inputs", message, function=name)])
+        help_ = "give those before the parameters, in order"
+        raise SitsError([Diagnostic.error("inputs", message, function=name, help=help_)])
     arrays = [as_arrays({a.name: x})[a.name] for a, x in zip(arguments, inputs, strict=True)]
     pairs = zip(arguments, arrays, strict=True)
     raise_errors([fault for a, x in pairs for fault in mismatch(name, a, x, "input")])

@@ -88,7 +88,9 @@ class Importer(ONNXGraphImporter):
         except Exception as error:
             kind = onnx.TensorProto.DataType.Name(proto.data_type)
             message = f"tensor `{proto.name}` of type {kind}: {error}"
-            raise SitsError([Diagnostic.error("tensor-not-supported", message)]) from error
+            help_ = "export the model with tensors that NumPy and ml_dtypes have a type for"
+            found = Diagnostic.error("tensor-not-supported", message, help=help_)
+            raise SitsError([found]) from error
 
     # Operators
 
@@ -108,7 +110,9 @@ class Importer(ONNXGraphImporter):
             reason = (str(error).strip().splitlines() or [repr(error)])[-1]
             label = attrs.get("tvm_custom", {}).get("name") or op_name
             message = f"{op_name} `{label}`: {reason}"
-            raise SitsError([Diagnostic.error("op-not-converted", message)]) from error
+            help_ = "export the model with other operators or attributes"
+            found = Diagnostic.error("op-not-converted", message, help=help_)
+            raise SitsError([found]) from error
 
     # Types
 
@@ -125,7 +129,8 @@ class Importer(ONNXGraphImporter):
                 continue
             if want.elem_type and not _agrees(value.ty, want):
                 found = f"value `{info.name}` is imported as {value.ty}, ONNX says {_show(want)}"
-                yield Diagnostic.error("op-type", found)
+                help_ = "check the model with onnx.checker, full_check=True"
+                yield Diagnostic.error("op-type", found, help=help_)
 
 
 def _is_parameter(array: tvm.runtime.Tensor) -> bool:

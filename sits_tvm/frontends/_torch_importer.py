@@ -31,6 +31,7 @@ from sits_tvm.frontends._torch_converters import CONVERTERS
 from sits_tvm.frontends._torch_nodes import WatchedCall, source_line
 from sits_tvm.frontends._torch_types import Types, same_shape, shapes_differ, to_tvm
 
+_REWRITE = "rewrite the line with other torch ops, or pass a converter to convert_exported_program"
 _KEPT_WHOLE = (
     *("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention"),
     "aten.detach.default",
@@ -231,7 +232,8 @@ class Importer(ExportedProgramImporter):
             out = self._match(node, convert(call), val)
         except Exception as error:
             message = str(error).strip().splitlines()
-            self._error("op-not-converted", f"{name}: {(message or [repr(error)])[-1]}", node)
+            found = f"{name}: {(message or [repr(error)])[-1]}"
+            self._error("op-not-converted", found, node, help=_REWRITE)
             return self._stand_in(val)
         self._check_keywords(name, node, call)
         return out
@@ -244,7 +246,7 @@ class Importer(ExportedProgramImporter):
         for key in node.kwargs.keys() - call.kwargs.read - _WITHOUT_MEANING:
             if node.kwargs[key] != defaults.get(key):
                 found = f"{name}: the importer ignores {key}={node.kwargs[key]!r}"
-                self._error("keyword-ignored", found, node)
+                self._error("keyword-ignored", found, node, help=_REWRITE)
 
     def _match(self, node: torch.fx.Node, out: Any, val: Any) -> Any:
         """`out` with torch's type; an error where the two cannot both be right."""
@@ -257,7 +259,8 @@ class Importer(ExportedProgramImporter):
         have = out.ty.shape
         if out.ty.dtype != want.dtype or shapes_differ(have, want.shape):
             name = node.target.__name__
-            self._error("op-type", f"{name}: imported as {out.ty}, torch says {want}", node)
+            found = f"{name}: imported as {out.ty}, torch says {want}"
+            self._error("op-type", found, node, help=_REWRITE)
             return self._stand_in(val)
         if isinstance(have, relax.ShapeExpr) and same_shape(have, want.shape):
             return out
@@ -278,12 +281,12 @@ class Importer(ExportedProgramImporter):
     # Errors
 
     def _error(
-        self, code: str, message: str, node: torch.fx.Node | None = None, help: str = ""
+        self, code: str, message: str, node: torch.fx.Node | None = None, *, help: str
     ) -> None:
-        where = {"function": "main", "help": help}
+        where = {"function": "main"}
         if node is not None:
             where |= {"binding": node.name, "ir": source_line(node)}
-        self.errors.append(Diagnostic.error(code, message, **where))
+        self.errors.append(Diagnostic.error(code, message, help=help, **where))
 
     def _raise(self) -> None:
         ops = [self._unsupported(name, nodes) for name, nodes in self.unsupported.items()]
@@ -297,8 +300,7 @@ class Importer(ExportedProgramImporter):
             function="main",
             binding=nodes[0].name,
             ir="\n".join(lines),
-            help="rewrite the line with other torch ops, or pass a converter to "
-            "convert_exported_program",
+            help=_REWRITE,
         )
 
 

@@ -162,9 +162,9 @@ def refuse_incomplete(path: Path, loaded: dict[str, Any]) -> None:
     missing = [f"{name} is missing" for name in sorted(loaded["missing_keys"])]
     wrong = [f"{n} has shape {tuple(a)}, not {tuple(b)}" for n, a, b in loaded["mismatched_keys"]]
     if missing + wrong:
-        raise SitsError(
-            [Diagnostic.error("weights-incomplete", f"{path}: {p}") for p in missing + wrong]
-        )
+        found = [f"{path}: {problem}" for problem in missing + wrong]
+        help_ = "download it again, all of it, with the config.json that belongs to it"
+        raise SitsError([Diagnostic.error("weights-incomplete", f, help=help_) for f in found])
 
 
 def _header(file: GGUFFile) -> dict[str, Any]:

@@ -95,13 +95,16 @@ def _name_dimensions(mod: IRModule) -> IRModule:
 def _check_options(dtype: str | None, logits_to_keep: int, max_seq_len: int | None) -> None:
     problems = []
     if dtype is not None and dtype not in _DTYPES:
-        problems.append(f"dtype={dtype!r} is not one of {', '.join(_DTYPES)}")
+        problems.append((f"dtype={dtype!r} is no dtype of a model", f"write {', '.join(_DTYPES)}"))
     if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
-        problems.append(f"logits_to_keep={logits_to_keep!r}: write 0 for all, or a number")
+        found = f"logits_to_keep={logits_to_keep!r} is no number of positions"
+        problems.append((found, "write 0 for all, or a number"))
     if max_seq_len is not None and (not isinstance(max_seq_len, int) or max_seq_len < 2):
-        problems.append(f"max_seq_len={max_seq_len!r}: write a number of at least 2, or None")
+        found = f"max_seq_len={max_seq_len!r} is no length"
+        problems.append((found, "write a number of at least 2, or None"))
     if problems:
-        raise SitsError([Diagnostic.error("from-pretrained-arguments", p) for p in problems])
+        code = "from-pretrained-arguments"
+        raise SitsError([Diagnostic.error(code, text, help=help_) for text, help_ in problems])
 
 
 def _model(model_or_path: Any, dtype: str | None) -> PreTrainedModel:

@@ -147,8 +147,8 @@ class _Reference:
             return
         message = f"the loss itself is {loss} in the float64 reference, at the arguments {vector!r}"
         help_ = "give inputs= and params= at which the function is defined"
-        where = {"function": self.adjoint.name, "help": help_}
-        raise SitsError([Diagnostic.error("loss-not-finite", message, **where)])
+        name = self.adjoint.name
+        raise SitsError([Diagnostic.error("loss-not-finite", message, function=name, help=help_)])
 
     def _differentiate(self, noise: Any) -> tuple[list[np.ndarray], TwinRun]:
         import torch

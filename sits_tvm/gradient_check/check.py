@@ -100,10 +100,13 @@ def _check_options(function: str, seeds: Sequence[int], loss_scales: Sequence[fl
     """SitsError for a check that would compare nothing, or only zeros."""
     faults = []
     if not len(seeds):
-        faults.append("seeds is empty: nothing would be compared")
+        faults.append(("seeds is empty: nothing would be compared", "write seeds=(0,)"))
     if not len(loss_scales) or any(not np.isfinite(s) or s == 0 for s in loss_scales):
-        faults.append(f"loss_scales={list(loss_scales)}: give finite factors other than 0")
-    raise_errors([Diagnostic.error("check-options", f, function=function) for f in faults])
+        found = f"loss_scales={list(loss_scales)} compare nothing, or only zeros"
+        faults.append((found, "write finite factors other than 0"))
+    raise_errors(
+        [Diagnostic.error("check-options", f, function=function, help=h) for f, h in faults]
+    )
 
 
 def _given(
@@ -117,7 +120,8 @@ def _given(
     if inputs is not None and not isinstance(inputs, Mapping):
         if len(inputs) > len(names):
             message = f"{len(inputs)} inputs for {len(names)} arguments: {', '.join(names)}"
-            raise_errors([Diagnostic.error("arguments", message, function=name)])
+            help_ = "give no more than there are, or a mapping by name"
+            raise_errors([Diagnostic.error("arguments", message, function=name, help=help_)])
         inputs = dict(zip(names, inputs, strict=False))
     given = {
         key: value if isinstance(value, np.ndarray) else value.numpy()
@@ -134,8 +138,8 @@ def _fault(
     function: str, name: str, value: np.ndarray, types: Mapping[str, Any]
 ) -> list[Diagnostic]:
     if name not in types:
-        message = f"no argument is named {name!r}; there are {', '.join(types)}"
-        return [Diagnostic.error("arguments", message, function=function)]
+        message, help_ = f"no argument is named {name!r}", f"there are {', '.join(types)}"
+        return [Diagnostic.error("arguments", message, function=function, help=help_)]
     ty = types[name]
     static = [int(d) if isinstance(d, tirx.IntImm) else None for d in ty.shape or value.shape]
     fits = len(static) == value.ndim and all(
@@ -144,4 +148,5 @@ def _fault(
     if fits and str(value.dtype) == str(ty.dtype):
         return []
     message = f"`{name}` is {value.dtype} {value.shape}, the function takes {ty}"
-    return [Diagnostic.error("arguments", message, function=function, binding=name)]
+    where = {"function": function, "binding": name}
+    return [Diagnostic.error("arguments", message, help="convert it to that type", **where)]

@@ -150,7 +150,8 @@ class Twin:
 def _no_reference(function: str, binding: relax.Binding, why: str = "") -> Diagnostic:
     message = f"the float64 reference has no rule for {_op_name(binding.value)}{why}"
     where = {"function": function, "binding": binding.var.name, "ir": str(binding)}
-    return Diagnostic.error("no-reference", message, **where)
+    help_ = "compare this function with another reference, such as PyTorch"
+    return Diagnostic.error("no-reference", message, help=help_, **where)
 
 
 class _Evaluation:

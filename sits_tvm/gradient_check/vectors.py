@@ -72,8 +72,8 @@ def _require_static(func: relax.Function, name: str, params: Sequence[relax.Var]
     if symbolic:
         shown = ", ".join(f"{param.name}: {param.ty}" for param in symbolic)
         message = f"cannot draw arguments without a static shape: {shown}"
-        where = {"function": name, "help": "give them in inputs= or params="}
-        raise SitsError([Diagnostic.error("arguments-needed", message, **where)])
+        help_ = "give them in inputs= or params="
+        raise SitsError([Diagnostic.error("arguments-needed", message, function=name, help=help_)])
 
 
 def _draw(

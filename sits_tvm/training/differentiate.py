@@ -110,7 +110,8 @@ def _single_block(func: relax.Function, name: str) -> relax.DataflowBlock:
     ]
     if not outside:
         message = "the function computes nothing"
-        outside = [Diagnostic.error("gradient-empty", message, function=name)]
+        help_ = "return a loss that the parameters take part in"
+        outside = [Diagnostic.error("gradient-empty", message, function=name, help=help_)]
     raise SitsError(outside)
 
 
@@ -202,7 +203,8 @@ def _rule_failed(function: str, binding: relax.expr.Binding, error: Exception) -
     op = binding.value.op.name.removeprefix("relax.")
     message = f"the gradient of R.{op} refuses: {error}"
     where = {"function": function, "binding": binding.var.name, "ir": shown}
-    return Diagnostic.error("gradient-refused", message, **where)
+    help_ = "write it with ops or attributes that have a gradient"
+    return Diagnostic.error("gradient-refused", message, help=help_, **where)
 
 
 def _output(bb: relax.BlockBuilder, walk: ReverseMode, param: relax.Var) -> relax.Var:

@@ -12,7 +12,7 @@ from tvm.runtime import Tensor
 
 from relax_passes.packed_weights.weight_choice import WeightChoice, read_both_ways
 from relax_passes.packed_weights.weight_sites import WeightSite
-from sits_tvm._evaluate_transform import as_numpy
+from sits_tvm._evaluate_transform import as_numpy, not_quantizable
 from sits_tvm.config import Config, QuantSpec
 from sits_tvm.diagnostics import Diagnostic, collect, emit, raise_errors
 from sits_tvm.module_checks import check_functions
@@ -109,13 +109,14 @@ def prepare_qat(
 
 def _check_options(spec: QuantSpec, **options: object) -> None:
     faults = [
-        f"{name}={value!r} is not supported; it takes {', '.join(map(repr, _CHOICES[name]))}"
+        (f"{name}={value!r} is not supported", f"it takes {', '.join(map(repr, _CHOICES[name]))}")
         for name, value in options.items()
         if value not in _CHOICES[name]
     ]
     if options["scales"] == "absmax" and spec.scale_method != "absmax":
-        faults.append(f'scales="absmax" and scale_method={spec.scale_method!r} are two choices')
-    raise_errors([Diagnostic.error("qat-option", f"prepare_qat: {fault}") for fault in faults])
+        found = f'scales="absmax" and scale_method={spec.scale_method!r} are two choices'
+        faults.append((found, 'write scales="learned", which start from either'))
+    raise_errors([Diagnostic.error("qat-option", f"prepare_qat: {f}", help=h) for f, h in faults])
 
 
 def _with_num_input(mod: IRModule, names: Sequence[str]) -> IRModule:
@@ -178,7 +179,7 @@ def _initial(weight: QuantizedWeight, value: Array, faults: list[Diagnostic]) ->
     try:
         _, *parts = quantize(array.T if turn else array, weight.spec)
     except ValueError as error:
-        faults.append(Diagnostic.error("weight-not-quantizable", f"`{weight.site.name}`: {error}"))
+        faults.append(not_quantizable(weight.site.name, error))
         return {}
     arrays = [np.asarray(part.T if turn else part, order="C") for part in parts if part is not None]
     tensors = [tvm.runtime.tensor(array.astype("float32")) for array in arrays]

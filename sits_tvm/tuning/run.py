@@ -150,7 +150,8 @@ class Run:
                     f"{task}: none of {len(known)} candidates is valid: {failures(known)}; "
                     f"for example {last.failure}: {last.detail}"
                 )
-                found.append(Diagnostic.error("no-valid-candidate", message))
+                help_ = "build runs without: it takes the default, or reports why that fails"
+                found.append(Diagnostic.error("no-valid-candidate", message, help=help_))
         if not found and not any(self._known(task) for task in tasks):
             message = "nothing was measured before the end of the time budget"
             found.append(Diagnostic.error("nothing-measured", message, help="give it more time"))

@@ -17,7 +17,7 @@ from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.driver import unscheduled
 from sits_tvm.environment import cpu_name
 from sits_tvm.frontends._packages import require
-from sits_tvm.target import parse_target
+from sits_tvm.target import parse_target, short_name
 
 from .static_constants import Device, device_of
 from .tasks import find_tasks
@@ -90,13 +90,15 @@ def tune(
     tasks = find_tasks(lowered, checked)
     if not tasks:
         help_ = "products have, with config=Config(quant=QuantSpec()), and attention on llvm"
-        raise _error("nothing-to-tune", f"no kernel of {checked} has parameters", help_)
+        message = f"no kernel for {short_name(checked)} has parameters"
+        raise _error("nothing-to-tune", message, help_)
     work_dir = Path(work_dir)
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
         log = TrialLog(work_dir / "trials.jsonl")
     except OSError as error:
-        raise _error("work-dir", f"cannot write to {work_dir}: {error}", "") from error
+        message = f"cannot write to {work_dir}: {error}"
+        raise _error("work-dir", message, "give a folder, or a new name") from error
     common = runner, str(device), trials, time_budget, log, work_dir / "database", progress
     run = Run(*common) if isinstance(device, str) else StaticRun(*common, modelled=device)
     run.all(tasks)

@@ -215,7 +215,9 @@ def test_the_gate_runs_where_the_paths_are_whole():
 
     def gate(mod, name):
         asked.append(name)
-        return [Diagnostic.error("gradient-wrong", "a number differs", function=name)]
+        return [
+            Diagnostic.error("gradient-wrong", "a number differs", function=name, help="see it")
+        ]
 
     with collect() as notes:
         GradientConservationCheck(gate)(gradient(Linear, "w", "b"))

@@ -60,8 +60,12 @@ def test_convert_refuses_what_prepare_qat_has_not_prepared(rng, spec):
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ({"scales": "lsq"}, "qat-option", "scales='lsq' is not supported; it takes 'learned'"),
-        ({"activation": "int4"}, "qat-option", "activation='int4' is not supported"),
+        (
+            {"scales": "lsq"},
+            "qat-option",
+            "scales='lsq' is not supported",
+        ),
+        ({"activation": "int2"}, "qat-option", "activation='int2' is not supported"),
         ({"func": "forward"}, "no-such-function", "'forward'"),
         ({"func": ()}, "no-such-function", "func is empty"),
         ({"only": ("none",)}, "nothing-to-quantize", "none of only="),
