@@ -79,7 +79,7 @@ class Case:
 
 
 def outputs_of(case, rows, device):
-    """The output, of NaN, and room for the sums of blocks along k."""
+    """The output, of NaN, and room for the sums of blocks along k and for terms of X."""
     split, n, dtype = (
         bucket_of(case, rows)["tile"]["split"],
         case["n"],
@@ -88,6 +88,7 @@ def outputs_of(case, rows, device):
     return {
         case["output"]: torch.full((rows, n), torch.nan, dtype=dtype, device=device),
         "partial": torch.empty((split, rows, -(-n // 4) * 4), device=device),
+        "buffer": torch.empty((rows, case["term_words"]), dtype=torch.int32, device=device),
     }
 
 
