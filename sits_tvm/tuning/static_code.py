@@ -75,6 +75,11 @@ def judge(candidate: Candidate, device: Device, arch: str, tools: Toolkit) -> Tr
         return Trial(candidate.values, None, "build error", error.diagnostics[0].message)
     except subprocess.TimeoutExpired:
         return Trial(candidate.values, None, "timeout", f"nvcc takes more than {_SECONDS} s")
+    return judge_code(candidate, kernels, device)
+
+
+def judge_code(candidate: Candidate, kernels: list[MachineCode], device: Device) -> Trial:
+    """As `judge`, once there is machine code."""
     found = reasons(candidate, kernels, device)
     if found:
         return Trial(candidate.values, None, kind_of(found[0]), "; ".join(found))

@@ -26,16 +26,21 @@ _BATCH = 4
 
 @dataclass
 class StaticRun(Run):
-    """As `Run`, for one modelled device; the same parameters always come out of it."""
+    """As `Run`, for one modelled device; the same parameters always come out of it.
+
+    `drawn` samples of MetaSchedule are looked at, None: as many as `StaticSearch` does by default.
+    """
 
     modelled: Device = H200
+    drawn: int | None = None
     tools: Toolkit = field(default_factory=require_toolkit)
 
     def _one(self, task: Task, name: str, deadline: float | None) -> None:
         known, start = self._known(task), time.monotonic()
         if is_past(deadline) or (len(known) >= self.trials and self._record(task)):
             return
-        search, default = StaticSearch(task, self.modelled), task.space.default_values
+        search = StaticSearch(task, self.modelled, drawn=self.drawn)
+        default = task.space.default_values
         refusal = search.work(default)
         if isinstance(refusal, str):  # others could not be compared with it
             self.log.add(task.key(self.device), [Trial(default, None, "no kernel", refusal)])

@@ -32,12 +32,12 @@ class StaticSearch:
     at least (`screen`) is known before they are compiled. `refused` counts why there was no kernel.
     """
 
-    def __init__(self, task: Task, device: Device, seed: int = 1) -> None:
+    def __init__(self, task: Task, device: Device, seed: int = 1, drawn: int | None = None) -> None:
         self.task, self.device = task, device
         self.refused: Counter[str] = Counter()
         self._work = task.rule.work(task.func, task.target)
         self._least: dict[tuple[int, ...], float] = {}
-        for values in self._samples(seed):
+        for values in self._samples(seed, _DRAWN if drawn is None else drawn):
             self._look_at(values)
 
     def draw(self, known: Sequence[Trial], count: int) -> list[Values]:
@@ -76,9 +76,9 @@ class StaticSearch:
             self.refused[str(error)] += 1
             self._least[key] = math.inf
 
-    def _samples(self, seed: int) -> Iterator[Values]:
+    def _samples(self, seed: int, drawn: int) -> Iterator[Values]:
         trace = self.task.search_space().trace
-        for number in range(_DRAWN):
+        for number in range(drawn):
             schedule = Schedule(self.task.func, seed=seed * _DRAWN + number)
             Trace(trace.insts, {}).apply_to_schedule(schedule, remove_postproc=False)
             (values,) = sampled(schedule.mod["main"]).values()

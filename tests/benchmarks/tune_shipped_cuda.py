@@ -1,108 +1,113 @@
-"""Rank the CUDA kernels that ship with a record, on no GPU, and add them to the database.
+"""Rank the CUDA kernels that ship with a record, on no GPU, and write the database.
 
-    python tests/benchmarks/tune_shipped_cuda.py WORK_DIR [--trials 8] [--arch sm_90] [--only int8]
+    python tests/benchmarks/tune_shipped_cuda.py WORK_DIR [--trials 5] [--arch sm_90] [--only int8]
 
-The layers are those of Llama 3 8B and 70B and of Gemma 3 270M. Where the machine code of sm_90a is
-that of sm_90, so are its records. Goes on where it was killed.
+The layers are those of Llama 3 8B and 70B and of Gemma 3 270M. Goes on where it was killed; another
+version of the kernels or of the model starts anew. Where the default wins, or ties, a record names
+no parameters.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from tvm import relax, tirx
-from tvm.ir import IRModule
-
-import sits_tvm
-from sits_tvm import Config, QuantSpec, parse_target
-from sits_tvm.device_code import require_toolkit
-from sits_tvm.driver import unscheduled
-from sits_tvm.tuning.static_code import compile_kernels, lower_candidate
-from sits_tvm.tuning.tasks import find_tasks
+from sits_tvm import parse_target
+from sits_tvm.tuning.static_constants import device_of
+from sits_tvm.tuning.tasks import Task
+from sits_tvm.tuning.trials import TrialLog
+from tests.benchmarks.shared_code import SharedRun, digest
+from tir_schedules.matmul_cuda import TensorCoreMatmul
 from tir_schedules.tuning_records import SHIPPED, read_records, write_records
+from tir_schedules.workloads import MATMULS, MatmulWorkload
 
-LLAMA_8B = ((4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336))
+ARCHS = ("sm_80", "sm_90", "sm_90a")
+LLAMA_8B = ((4096, 4096), (1024, 4096), (6144, 4096), (28672, 4096), (14336, 4096), (4096, 14336))
+"""n, k: queries and output; keys and values; all three; gate and up; each of them; down."""
+LLAMA_70B = ((8192, 8192), (1024, 8192), (10240, 8192), (57344, 8192), (28672, 8192), (8192, 28672))
 GEMMA = ((1024, 640), (256, 640), (640, 1024), (2048, 640), (640, 2048))
-STACKED = ((6144, 4096), (28672, 4096))
-"""Of Llama 3 8B: queries, keys and values; gate and up."""
-LLAMA_70B = ((8192, 8192), (1024, 8192), (28672, 8192), (8192, 28672))
-LAYERS = [
-    *((n, k, 128, True, None) for n, k in (*LLAMA_8B, *GEMMA, *STACKED)),
-    *((n, k, 32, False, None) for n, k in GEMMA),
-    *((n, k, 128, True, "int8") for n, k in LLAMA_8B),
-    *((n, k, 128, True, None) for n, k in LLAMA_70B),
-]
-"""n, k, group size, symmetric, activation: the most used first."""
-
-SAME = {"sm_90": "sm_90a"}
-"""Architectures that have the same machine code, unless that of the first layer differs."""
+FORMS = (
+    (LLAMA_8B, 128, True, None),
+    (LLAMA_70B, 128, True, None),
+    (GEMMA, 128, True, None),
+    (LLAMA_8B, 128, True, "int8"),
+    (LLAMA_70B, 128, True, "int8"),
+    (GEMMA, 32, False, None),
+)
+"""Shapes, group size, symmetric, activation: the most used first."""
+DRAWN = 256
 
 
-def linear(n: int, k: int) -> IRModule:
-    """main(x (s, k), w (n, k)): a product for any number of rows."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((tirx.Var("s", "int64"), k), "float16"))
-    w = relax.Var("w", relax.TensorType((n, k), "float16"))
-    with builder.function("main", [x, w], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y = builder.emit_output(relax.op.matmul(x, relax.op.permute_dims(w)))
-        builder.emit_func_output(y)
-    return builder.get()
+def workloads() -> list[MatmulWorkload]:
+    """Of float16 models."""
+    return [
+        MatmulWorkload(
+            MATMULS[activation == "int8"],
+            n,
+            k,
+            group_size,
+            symmetric,
+            "float16",
+            activation or "float16",
+        )
+        for shapes, group_size, symmetric, activation in FORMS
+        for n, k in shapes
+    ]
 
 
-def machine_code(mod: IRModule, arch: str, config: Config) -> list[list[str]]:
-    """Of the default kernels of a module, for one and for most rows."""
-    found = []
-    tasks = find_tasks(*unscheduled(mod, f"cuda -arch={arch}", config=config))
-    for task in (tasks[0], tasks[-1]):
-        values = task.space.default_values
-        work = task.rule.work(task.func, task.target)(task.space.default)
-        source = lower_candidate(task, values, work).source
-        for kernel in compile_kernels(source, arch, require_toolkit()):
-            found.append([f"{line.opcode} {line.operands}" for line in kernel.code])
-    return found
+def tasks_of(workload: MatmulWorkload, arch: str) -> list[Task]:
+    """One for each range of rows."""
+    rule, target = TensorCoreMatmul(), parse_target(f"cuda -arch={arch}")
+    spaces = rule.spaces(rule.prim_func(workload, None), target)
+    return [Task(rule, workload, bucket, space, target) for bucket, space in spaces.items()]
 
 
-def is_same(mod: IRModule, arch: str, config: Config) -> bool:
-    return machine_code(mod, arch, config) == machine_code(mod, SAME[arch], config)
+def run_of(work_dir: Path, trials: int, arch: str) -> SharedRun:
+    work_dir.mkdir(parents=True, exist_ok=True)
+    device = device_of(arch)
+    return SharedRun(
+        runner="static",
+        device=f"{device}, kernels {digest()}",
+        trials=trials,
+        time_budget=None,
+        log=TrialLog(work_dir / "trials.jsonl"),
+        database=work_dir / f"database-{digest()}",
+        progress=lambda line: print(line, flush=True),
+        modelled=device,
+        drawn=DRAWN,
+    )
 
 
-def ship(database: Path, arch: str, archs: list[str]) -> None:
-    """Add the records of an architecture to the shipped ones of all `archs`."""
-    for to in archs:
-        merged = {**read_records(SHIPPED, to), **read_records(database, arch)}
-        write_records(SHIPPED, to, merged.values())
+def ship(database: Path, arch: str, tasks: list[Task]) -> None:
+    """Write the records of these tasks, and no others, as those of the architecture."""
+    found, records = read_records(database, arch), []
+    for task in tasks:
+        record = found.get((task.workload, task.bucket))
+        if record is not None:
+            is_default = record.parameters == task.space.default_values
+            records.append(replace(record, parameters={}) if is_default else record)
+    write_records(SHIPPED, arch, records)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work_dir", type=Path)
-    parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--arch", default="sm_90,sm_80")
-    parser.add_argument("--only", default="", help="part of a layer's name")
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--arch", default=",".join(ARCHS))
+    parser.add_argument("--only", default="", help="part of a kernel's name; nothing is shipped")
     args = parser.parse_args()
-    for arch in args.arch.split(","):
-        parse_target(f"cuda -arch={arch}")
-        archs = [arch]
-        for n, k, group_size, symmetric, activation in LAYERS:
-            name = f"N={n} K={k} g{group_size} {'sym' if symmetric else 'asym'} {activation}"
-            if args.only not in name:
-                continue
-            quant = QuantSpec(group_size=group_size, symmetric=symmetric, activation=activation)
-            config = Config(quant=quant)
-            mod = linear(n, k)
-            if arch in SAME and len(archs) == 1 and is_same(mod, arch, config):
-                archs.append(SAME[arch])
-            database = sits_tvm.tune(
-                mod,
-                f"cuda -arch={arch}",
-                config=config,
-                runner="static",
-                trials=args.trials,
-                work_dir=args.work_dir,
-            )
-            ship(database, arch, archs)
+    archs = args.arch.split(",")
+    runs = {arch: run_of(args.work_dir, args.trials, arch) for arch in archs}
+    known = runs[archs[0]].known
+    for run in runs.values():
+        run.known = known
+    chosen = [workload for workload in workloads() if args.only in str(workload)]
+    for workload in chosen:
+        for arch in archs:
+            runs[arch].all(tasks_of(workload, arch))
+    for arch in archs if not args.only else ():
+        ship(runs[arch].database, arch, [t for w in chosen for t in tasks_of(w, arch)])
 
 
 if __name__ == "__main__":
