@@ -75,7 +75,7 @@ def _refuse_activations(config: Config, target: Target) -> None:
     if activation is None or kind == "llvm":
         return
     where = "llvm only"
-    if activation == "int8":
+    if activation in ("int8", "int4"):
         if kind == "cuda" and tir_schedules.weight_order(target) == "fragments":
             return
         where = "llvm and, from sm_80 on, cuda"

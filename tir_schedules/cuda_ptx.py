@@ -25,6 +25,8 @@ _PRODUCTS = {
     "bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "s8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
     "u8": "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32",
+    "s4": "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32",
+    "u4": "mma.sync.aligned.m16n8k64.row.col.s32.u4.s4.s32",
 }
 _WORDS = {"float32": "f32", "uint32": "b32"}
 
@@ -126,7 +128,8 @@ def multiply_add(
     """product[first:first + 4] = start + left · right, or added to what is there.
 
     By `kind` the factors are "float16" or "bfloat16", 16 columns and float32 sums, or 32 columns of
-    "s8", with the left one "s8" or "u8", and int32 sums in uint32.
+    "s8", with the left one "s8" or "u8", and int32 sums in uint32. Or 64 columns of "s4", likewise:
+    on sm_80 to sm_89 only, elsewhere it is a call.
     """
     results = _range(product, first, 4)
     T.evaluate(T.ptx[_PRODUCTS[kind]](*results, *left, *right, *(start or results)))

@@ -25,6 +25,11 @@ def has_warpgroup_products(target: Target) -> bool:
     return str(target.attrs.get("arch", "")) == "sm_90a"
 
 
+def has_int4_products(target: Target) -> bool:
+    """Whether tensor cores multiply INT4: Ampere's and Ada's do, none after them."""
+    return 80 <= architecture(target) < 90
+
+
 def shared_memory(target: Target) -> int:
     """Bytes that a block may have."""
     return int(target.attrs.get("max_shared_memory_per_block", _SHARED_MEMORY))

@@ -21,18 +21,20 @@ from tvm.tirx.script import builder as T
 from sits_tvm.diagnostics import Diagnostic, SitsError
 
 from .contraction import Contraction, Int4Weight, Int8Rows
-from .cuda_target import architecture
+from .cuda_target import architecture, has_int4_products
 from .emit import when, with_emitted_body
 from .kernel_work import Work
 from .matmul_cuda_block import launch
 from .matmul_cuda_half import HalfProducts
+from .matmul_cuda_int4 import int4_products
 from .matmul_cuda_int8 import LARGEST_CHANNEL, LARGEST_GROUP, Int8Products
 from .matmul_cuda_operands import Operands
 from .matmul_cuda_output import add_up_block, add_up_parts, partial_sums
 from .matmul_cuda_pipeline import for_each_stage
+from .matmul_cuda_products import Products
 from .matmul_cuda_spaces import distinct, tensor_core_spaces, tile_fault
 from .matmul_cuda_terms import TERMS, in_terms
-from .matmul_cuda_tile import Tile
+from .matmul_cuda_tile import UNIT, Tile
 from .matmul_cuda_work import unknown_work, work
 from .matmul_workload import excerpt, inputs, prim_func, workload_of
 from .recognise import recognise
@@ -47,7 +49,7 @@ _TERMS = {"float16": 1, "bfloat16": 1, "float32": TERMS}
 
 
 class TensorCoreMatmul(TunableRule[MatmulWorkload]):
-    """Schedule INT4 matmul with float or INT8 activations, see `int8_matmul`, and epilogues.
+    """Schedule INT4 matmul with float, INT8 or INT4 activations, see `int8_matmul`, and epilogues.
 
     Left to other rules: weights in another order, an odd k in two bytes, whose rows cannot be
     copied four bytes at a time, a channel that is one group of more columns than an int32 holds
@@ -101,21 +103,30 @@ def _recognise(func: tirx.PrimFunc, target: Target) -> tuple[Contraction, Operan
     product = recognise(func, _ORDER)
     if product is None or not isinstance(product.rhs, Int4Weight):
         return None
-    operands = _operands(product)
+    operands = _operands(product, target)
     return None if operands is None else (product, operands)
 
 
-def _operands(product: Contraction) -> Operands | None:
+def _operands(product: Contraction, target: Target) -> Operands | None:
     """None if the kernels do not take them."""
     rows, n, weight = product.rows.extent, int(product.column.dom.extent), product.rhs
-    if isinstance(product.lhs, Int8Rows) and product.lhs.is_packed:
-        return None
     if isinstance(product.lhs, Int8Rows):
         lhs, k = product.lhs, int(product.padded_k)
         if weight.group_size > LARGEST_GROUP and k > LARGEST_CHANNEL:
             return None
-        together = lhs.groups_per_scale
-        return Operands(lhs.codes, rows, None, weight, n, k, lhs.scale, lhs.sums, together)
+        return Operands(
+            lhs.codes,
+            rows,
+            None,
+            weight,
+            n,
+            k=int(weight.codes.shape[1]) * UNIT if lhs.is_packed else k,
+            x_scale=lhs.scale,
+            x_sums=lhs.sums,
+            groups_per_scale=lhs.groups_per_scale,
+            is_packed=lhs.is_packed,
+            has_int4_products=lhs.is_packed and has_int4_products(target),
+        )
     x, k = _plain_activations(product), int(product.reduction.dom.extent)
     terms = 0 if x is None else _TERMS.get(str(x.dtype), 0)
     if x is None or not terms or (terms == 1 and k % 2):
@@ -166,7 +177,9 @@ def _emit(product: Contraction, operands: Operands, spaces: Spaces, tiles: dict[
 
 def _emit_bucket(product: Contraction, operands: Operands, tile: Tile) -> None:
     operands = operands.flat()
-    kind = Int8Products if operands.is_int8 else HalfProducts
+    kind: type[Products] = HalfProducts
+    if operands.is_quantized:
+        kind = int4_products(operands) if operands.is_packed else Int8Products
     partial_ = partial_sums(tile.split, operands.rows, operands.n) if tile.split > 1 else None
     with launch(operands, tile) as block:
         products = kind.allocate(block)

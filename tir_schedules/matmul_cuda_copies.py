@@ -36,7 +36,7 @@ class Copies:
             self._scales(first_unit, slice_)
         if self.block.stage.has_zeros:
             self._zeros(first_unit, slice_)
-        if self.block.stage.groups and self.block.operands.is_int8:
+        if self.block.stage.groups and self.block.operands.is_quantized:
             self._activation_scales(first_unit, slice_)
 
     def _codes(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
@@ -52,8 +52,8 @@ class Copies:
     def _activations(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
         operands, stage = self.block.operands, self.block.stage
         each = operands.per_element
-        size = math.gcd(operands.k, PIECE // stage.width)  # columns of a piece
-        per_row, wide = self.block.tile.units * UNIT // size, size * stage.width
+        size = math.gcd(operands.k, PIECE * UNIT // stage.unit_bytes)  # columns of a piece
+        per_row, wide = self.block.tile.units * UNIT // size, size * stage.unit_bytes // UNIT
         for row, piece, more, is_mine in self._pieces(stage.tokens * stage.terms, per_row):
             at = first_unit * (UNIT // each) + piece * (size // each)
             source = operands.x[self._row(row) * (operands.k // each) + int64_of(at)]
@@ -92,7 +92,7 @@ class Copies:
         return tirx.min(here, block.operands.rows * terms - 1) if block.stage.tokens > 1 else here
 
     def _activation_scales(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        """Scales of INT8 activations and, for zero points, sums."""
+        """Scales of quantized activations and, for zero points, sums."""
         operands, stage = self.block.operands, self.block.stage
         scales, sums, together = operands.x_scale, operands.x_sums, operands.groups_per_scale
         assert scales is not None

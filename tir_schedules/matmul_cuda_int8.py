@@ -23,15 +23,12 @@ from .matmul_cuda_block import Block, int64_of
 from .matmul_cuda_products import Group, Products, Total, word
 
 _UPPER, _SIGNS = 0xF0F0F0F0, 0x80808080
-_UNIT = 16
-"""What a code counts in the left factor."""
-
 _BITS, _VALUE = 0x4B400000, 1.5 * 2.0**23
 
-LARGEST_GROUP = (1 << 22) // (15 * _UNIT * 127)
+LARGEST_GROUP = (1 << 22) // (15 * 16 * 127)
 """Columns whose sum certainly lies within 2²²."""
 
-LARGEST_CHANNEL = (1 << 31) // (16 * _UNIT * 128)
+LARGEST_CHANNEL = (1 << 31) // (16 * 16 * 128)
 """Columns whose sum certainly is an int32."""
 
 Pair: TypeAlias = list[tirx.Expr]
@@ -39,8 +36,8 @@ Pair: TypeAlias = list[tirx.Expr]
 
 @dataclass(frozen=True)
 class Scales:
-    """Of each tile of channels, for channels 0…7 and 8…15: scales / 16, these times -1.5 · 2²³, and
-    16 times the zero points if there are any.
+    """Of each tile of channels, for channels 0…7 and 8…15: scales / `unit`, these times
+    -1.5 · 2²³, and `unit` times the zero points if there are any.
     """
 
     scales: list[Pair]
@@ -53,6 +50,9 @@ class Int8Products(Products):
     """`sums` are int32 where each channel is one group, `mask` is that of upper halves."""
 
     columns: ClassVar[int] = 32
+
+    unit: ClassVar[int] = 16
+    """What the product of two codes counts in sums."""
 
     mask: tirx.Buffer
 
@@ -91,7 +91,7 @@ class Int8Products(Products):
             return Scales([], [], [])
         channels = range(self.block.tile.channels)
         zeros = [] if self._is_symmetric else [self._zero_points(c, group) for c in channels]
-        scales, minus = self.weight_scales(group, 1.0 / _UNIT), []
+        scales, minus = self.weight_scales(group, 1.0 / self.unit), []
         for pair in scales:
             buffer = local(2)
             for u in range(2):
@@ -100,11 +100,12 @@ class Int8Products(Products):
         return Scales(scales, minus, zeros)
 
     def _zero_points(self, channel: int, group: Group) -> Pair:
-        """16 times those of channels 0…7 and of 8…15."""
+        """`unit` times those of channels 0…7 and of 8…15."""
         byte, zeros = self.zero_byte(channel, group), local(2, "uint32")
         for u in range(2):
-            value = byte if u else byte << word(4)
-            T.buffer_store(zeros, value & word(15 * _UNIT), [u])
+            left = self.unit.bit_length() - 1 - 4 * u
+            value = byte << word(left) if left >= 0 else byte >> word(-left)
+            T.buffer_store(zeros, value & word(15 * self.unit), [u])
         return [zeros[0], zeros[1]]
 
     def totals(self, tokens: range, group: Group, scales: Scales) -> dict[tuple[int, int], Total]:
@@ -177,7 +178,7 @@ class Int8Products(Products):
     def _finish_tile(
         self, results: tirx.Buffer, token: int, channel: int, x_scales: Pair, x_sums: Pair
     ) -> None:
-        at, scales = self.at(token, channel), self.channel_scales(channel, 1.0 / _UNIT)
+        at, scales = self.at(token, channel), self.channel_scales(channel, 1.0 / self.unit)
         zeros = [] if self._is_symmetric else self._channel_zeros(channel)
         for i in range(4):
             total = tirx.reinterpret("int32", self.sums[at + i])
@@ -187,7 +188,7 @@ class Int8Products(Products):
             T.buffer_store(results, value, [at + i])
 
     def _channel_zeros(self, channel: int) -> Pair:
-        """16 times the zero points, for the first of the blocks and warps along k only."""
+        """As `_zero_points`, for the first of the blocks and warps along k only."""
         block = self.block
         is_first = tirx.all(block.part == 0, block.warp_k == 0)
         every = Group(0, tirx.const(0, "int32"), 0, block.shared)

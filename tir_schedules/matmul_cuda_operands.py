@@ -17,9 +17,10 @@ from .matmul_cuda_tile import UNIT, Stage, Tile
 class Operands:
     """X (m, k), whose rows follow each other, and the parts of W (n, k) in fragment order.
 
-    INT8 activations come four to an int32, with scales (m, parts) and sums (m, groups). Of X in
-    float32 there are three `terms` (m, 3, k), in pairs, see `matmul_cuda_terms`. `most` is the
-    largest number of rows that there can be; None: there is none.
+    INT8 activations come four to an int32, packed ones of INT4 eight, with scales (m, parts) and
+    sums (m, groups); `has_int4_products`: tensor cores multiply these. Of X in float32 there are
+    three `terms` (m, 3, k), in pairs, see `matmul_cuda_terms`. `most` is the largest number of rows
+    that there can be; None: there is none.
     """
 
     x: tirx.Buffer
@@ -32,20 +33,24 @@ class Operands:
     x_sums: tirx.Buffer | None = None
     groups_per_scale: int = 1
     terms: int = 1
+    is_packed: bool = False
+    has_int4_products: bool = False
 
     @property
-    def is_int8(self) -> bool:
+    def is_quantized(self) -> bool:
         return self.x_scale is not None
 
     @property
     def per_element(self) -> int:
         """Columns in an element of X."""
-        return 4 if self.is_int8 else 2 if self.terms > 1 else 1
+        if self.is_quantized:
+            return 8 if self.is_packed else 4
+        return 2 if self.terms > 1 else 1
 
     @property
-    def x_width(self) -> int:
-        """Bytes of an activation."""
-        return int(self.x.dtype.itemsize) // self.per_element
+    def unit_bytes(self) -> int:
+        """Of the activations of a unit."""
+        return UNIT // self.per_element * int(self.x.dtype.itemsize)
 
     @property
     def channel_tiles(self) -> int:
@@ -91,4 +96,5 @@ class Operands:
         if not tile.wgmma and self.most is not None:
             tokens = min(tokens, self.most)
         zeros = self.is_grouped and self.weight.zero_point is not None
-        return Stage(tile, tokens, self.x_width, groups, scale, zeros, self.is_int8, self.terms)
+        quantized = self.is_quantized
+        return Stage(tile, tokens, self.unit_bytes, groups, scale, zeros, quantized, self.terms)

@@ -146,16 +146,23 @@ class Products(ABC):
 
     def _activations(self, token: int, group: Group, term: int) -> tirx.Buffer:
         """The right factors of 8 tokens, two registers a step."""
-        stage, lane, steps = self.block.stage, self.block.lane, group.steps
-        factors = local(steps * 2, "uint32")
+        steps = group.steps
+        return self._right_factors(token, group.slice, term, group.index * steps, steps)
+
+    def _right_factors(
+        self, token: int, slice_: tirx.Expr, term: int, first: int, count: int
+    ) -> tirx.Buffer:
+        """Two registers for each 32 bytes of rows, as they are."""
+        stage, lane = self.block.stage, self.block.lane
+        factors = local(count * 2, "uint32")
         row = self.token_tile(token) * TOKENS + lane % 8
         if stage.tokens < self.block.tile.block_tokens:
             row = tirx.min(row, stage.tokens - 1)
         row = row * stage.terms + term
         start = stage.activations + row * stage.pitch + lane // 8 * (STEP_BYTES // 2)
-        for step in range(0, steps, 2):
-            at = start + (group.index * steps + step) * STEP_BYTES
-            load_matrices(factors, step * 2, group.slice, at, count=min(4, (steps - step) * 2))
+        for step in range(0, count, 2):
+            at = start + (first + step) * STEP_BYTES
+            load_matrices(factors, step * 2, slice_, at, count=min(4, (count - step) * 2))
         return factors
 
     def _multiply(self, weights: tirx.Buffer, scales: Any, tokens: range, group: Group) -> None:

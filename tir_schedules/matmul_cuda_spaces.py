@@ -50,8 +50,8 @@ _WARPGROUPS = {
 }
 """Instead of those, where there are products of warpgroups and enough channels for them."""
 
-_FEW_ZEROS = {"9-16": Tile(2, 2, 4, 1, 1, 8, 3)}
-"""Of INT8 activations and zero points of groups, whose copies cost less in longer stages."""
+_FEW_LONG = {"9-16": Tile(2, 2, 4, 1, 1, 8, 3)}
+"""In long stages."""
 
 _CHOICES = {
     "channels": (1, 2, 4),
@@ -88,11 +88,11 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     one = _fitted(operands, _one_row(operands, target), 1, target)
     spaces = {"1": Space(1, 1, one, _CHOICES)}
     many, special = _MANY[90 if architecture(target) >= 90 else 80], {}
-    has_wgmma = has_warpgroup_products(target) and operands.terms == 1
+    has_wgmma = has_warpgroup_products(target) and operands.terms == 1 and not operands.is_packed
     if operands.terms > 1:
         many, special = _MANY_TERMS, _FEW_TERMS
-    elif _has_group_zeros(operands):
-        special = _FEW_ZEROS
+    elif _has_long_stages(operands):
+        special = _FEW_LONG
     some = {bucket: (most, many) for bucket, most in _SOME.items()}
     for bucket, (most, tile) in {**_FEW, **some}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)
@@ -107,7 +107,7 @@ def _warpgroup_spaces(operands: Operands, spaces: Spaces, target: Target) -> Spa
     for bucket, tile in _WARPGROUPS.items():
         most, default = spaces[bucket].most, spaces[bucket].default
         fills = 2 * operands.channel_tiles > tile.channels * WARPGROUP
-        if fills and not (operands.is_int8 and most is not None and most <= _FEW_ROWS):
+        if fills and not (operands.is_quantized and most is not None and most <= _FEW_ROWS):
             default = _fitted(operands, tile, most, target)
         found[bucket] = replace(spaces[bucket], default=default, choices=choices)
     return found
@@ -144,14 +144,14 @@ def _warpgroup_fault(operands: Operands, tile: Tile, target: Target) -> str | No
     """As `tile_fault`, of a tile with `wgmma`."""
     if not has_warpgroup_products(target):
         return "wgmma is there on sm_90a only"
-    if operands.terms > 1:
-        return "wgmma multiplies no float32"
+    if operands.terms > 1 or operands.is_packed:
+        return f"wgmma multiplies no {'INT4' if operands.is_packed else 'float32'}"
     if tile.warps_m > 1 or tile.warps_n % WARPGROUP:
         return f"wgmma takes {WARPGROUP} warps along channels, and all tokens of a block"
-    row = tile.units * UNIT * operands.x_width
+    row = tile.units * operands.unit_bytes
     if row % ROW_BYTES:
         return f"units={tile.units} are {row} bytes of a row, wgmma takes {ROW_BYTES} at a time"
-    if tile.tokens not in column_tiles("s8" if operands.is_int8 else str(operands.x.dtype)):
+    if tile.tokens not in column_tiles("s8" if operands.is_quantized else str(operands.x.dtype)):
         return f"wgmma has no product of {tile.tokens} tiles of tokens"
     return None
 
@@ -160,12 +160,17 @@ def _one_row(operands: Operands, target: Target) -> Tile:
     """Few threads where there is little work for each, else four warps along k."""
     channels = 2 if operands.channel_tiles >= 4 * multiprocessors(target) else 1
     warps = min(4, channels * operands.units * UNIT // (2 * _PER_THREAD))
-    units = 8 if _has_group_zeros(operands) else 4
+    units = 8 if _has_long_stages(operands) else 4
     return Tile(channels, 1, 1, 1, 1 << max(0, warps.bit_length() - 1), units, 16 // units)
 
 
-def _has_group_zeros(operands: Operands) -> bool:
-    return operands.is_int8 and operands.is_grouped and operands.weight.zero_point is not None
+def _has_long_stages(operands: Operands) -> bool:
+    """Copies of zero points of groups cost less in them; where INT4 activations become INT8, ptxas
+    needs fewer registers."""
+    if not operands.is_quantized or not operands.is_grouped:
+        return False
+    becomes_int8 = operands.is_packed and not operands.has_int4_products
+    return operands.weight.zero_point is not None or becomes_int8
 
 
 def _fitted(operands: Operands, tile: Tile, most: int | None, target: Target) -> Tile:

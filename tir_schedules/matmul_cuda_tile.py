@@ -83,9 +83,9 @@ class Tile:
 class Stage:
     """Where the operands of a stage lie in shared memory, in bytes.
 
-    A slice for each warp along k holds (codes, activations, scales, zero points) and, of INT8
+    A slice for each warp along k holds (codes, activations, scales, zero points) and, of quantized
     activations, by group and token (scales, sums). Rows of activations are 16 bytes apart from a
-    multiple of 64, so that eight of them lie in different banks. For `wgmma` they are cut into
+    multiple of 32, so that eight of them lie in different banks. For `wgmma` they are cut into
     pieces of 128 bytes, the first ones of all rows before the second ones, and 16 bytes of a piece
     change places by the row, see `cuda_wgmma`.
 
@@ -93,31 +93,31 @@ class Stage:
     ----------
     tokens : int
         Rows of activations that are there; a block may have fewer than its tile.
-    width : int
-        Bytes of an activation.
+    unit_bytes : int
+        Of the activations of a unit.
     groups : int
         Groups of the weight in a slice, 0 if each channel is one group.
     scale_width : int
         Bytes of a scale.
     has_zeros : bool
-    is_int8 : bool
+    is_quantized : bool
     terms : int
         Numbers that an activation is the sum of: a token has as many rows, side by side.
     """
 
     tile: Tile
     tokens: int
-    width: int
+    unit_bytes: int
     groups: int
     scale_width: int
     has_zeros: bool
-    is_int8: bool
+    is_quantized: bool
     terms: int = 1
 
     @property
     def pitch(self) -> int:
         """Of rows of activations."""
-        return self.tile.units * UNIT * self.width + PIECE * (not self.tile.wgmma)
+        return self.tile.units * self.unit_bytes + PIECE * (not self.tile.wgmma)
 
     @property
     def alignment(self) -> int:
@@ -147,7 +147,7 @@ class Stage:
 
     @property
     def activation_sums(self) -> int:
-        return self.activation_scales + self.groups * self.token_pitch * 4 * self.is_int8
+        return self.activation_scales + self.groups * self.token_pitch * 4 * self.is_quantized
 
     @property
     def token_pitch(self) -> int:
@@ -156,7 +156,7 @@ class Stage:
 
     @property
     def slice(self) -> int:
-        sums = self.groups * self.token_pitch * 4 * (self.is_int8 and self.has_zeros)
+        sums = self.groups * self.token_pitch * 4 * (self.is_quantized and self.has_zeros)
         return -(-(self.activation_sums + sums) // self.alignment) * self.alignment
 
     @property
@@ -168,10 +168,10 @@ class Stage:
         """Bytes that arrive for a stage: all but what only keeps others in place."""
         tiles, sums = self.tile.channel_tiles, self.has_zeros + 1
         codes = tiles * self.tile.units * UNIT_BYTES
-        activations = self.tokens * self.terms * self.tile.units * UNIT * self.width
+        activations = self.tokens * self.terms * self.tile.units * self.unit_bytes
         scales = tiles * self.groups * CHANNELS * self.scale_width
         zeros = tiles * self.zero_words * ZERO_BYTES * self.has_zeros
-        tokens = self.groups * self.token_pitch * 4 * sums * self.is_int8
+        tokens = self.groups * self.token_pitch * 4 * sums * self.is_quantized
         return (codes + activations + scales + zeros + tokens) * self.tile.warps_k
 
     @property

@@ -11,6 +11,7 @@ from .matmul_cuda_operands import Operands
 from .matmul_cuda_tile import CHANNELS, LANES, TOKENS, UNIT, UNIT_BYTES, Tile
 
 _HALF, _INT8 = ("HMMA.16816.F32", 16), ("IMMA.16832.S8.S8", 32)
+_INT4, _HALF_UNIT_INT4 = ("IMMA.16864.S4.S4", 64), ("IMMA.16864.S4.S4", 32)
 _HALF_WARPGROUP, _INT8_WARPGROUP = ("HGMMA.64x{}x16.F32", 16), ("IGMMA.64x{}x32.S8.S8", 32)
 """The products, and their columns; a warpgroup multiplies with all tokens of a block at once."""
 
@@ -63,33 +64,46 @@ def _sums(operands: Operands, tile: Tile) -> int:
 
 
 def _opcodes(operands: Operands, tile: Tile, steps: int) -> dict[str, int]:
-    """The products, what loads the weight from shared memory, and what decodes it: a LOP3 and an
-    operation on float16 pairs for two codes, or two LOP3 for eight codes that become INT8."""
+    """The products, what loads the weight from shared memory, and what decodes it."""
     units = steps * tile.units
-    words = units * tile.channels * CHANNELS * UNIT // LANES // 8  # of eight codes
-    decoding = {"LOP3.LUT": 2 * words} if operands.is_int8 else {"LOP3.LUT": 4 * words}
-    pairs = {} if operands.is_int8 else {"HADD2": 4 * words}
     return {
         **(_by_warpgroups if tile.wgmma else _by_warps)(operands, tile, units),
         "LDS.128": units * tile.channels,
-        **decoding,
-        **pairs,
+        **_decoding(operands, tile, units),
     }
+
+
+def _decoding(operands: Operands, tile: Tile, units: int) -> dict[str, int]:
+    """A LOP3 and an operation on float16 pairs for two codes, or two LOP3 for eight codes that
+    become INT8; those of INT4 activations, too. Symmetric ones for products of INT4 take one."""
+    words = units * tile.channels * CHANNELS * UNIT // LANES // 8  # of eight codes
+    if not operands.is_quantized:
+        return {"LOP3.LUT": 4 * words, "HADD2": 4 * words}
+    if operands.has_int4_products:
+        return {"LOP3.LUT": words if operands.weight.zero_point is None else 0}
+    return {"LOP3.LUT": 2 * words + (4 * units * tile.tokens if operands.is_packed else 0)}
+
+
+def _product(operands: Operands) -> tuple[str, int]:
+    if operands.has_int4_products:
+        is_half = operands.is_grouped and operands.weight.group_size < UNIT
+        return _HALF_UNIT_INT4 if is_half else _INT4
+    return _INT8 if operands.is_quantized else _HALF
 
 
 def _by_warpgroups(operands: Operands, tile: Tile, units: int) -> dict[str, int]:
     """Products, which read the activations themselves."""
-    product, columns = _INT8_WARPGROUP if operands.is_int8 else _HALF_WARPGROUP
+    product, columns = _INT8_WARPGROUP if operands.is_quantized else _HALF_WARPGROUP
     return {product.format(TOKENS * tile.tokens): units * tile.channels * UNIT // columns}
 
 
 def _by_warps(operands: Operands, tile: Tile, units: int) -> dict[str, int]:
     """Products, and what loads the activations from shared memory."""
-    product, columns = _INT8 if operands.is_int8 else _HALF
+    product, columns = _product(operands)
     tokens = tile.tokens * operands.terms
     return {
         product: units * tile.channels * tokens * UNIT // columns,
-        "LDSM.16.M88.4": units * tokens * UNIT * (1 if operands.is_int8 else 2) // 64,
+        "LDSM.16.M88.4": units * tokens * operands.unit_bytes // 64,
     }
 
 

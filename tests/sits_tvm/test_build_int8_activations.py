@@ -1,4 +1,4 @@
-"""W4A8 builds: values, shared quantization, fused epilogues, refusals."""
+"""W4A8 and W4A4 builds: values, shared quantization, fused epilogues, refusals."""
 
 from dataclasses import replace
 
@@ -85,11 +85,16 @@ def kernel_names(report):
     return sorted(kernel.name.rstrip("0123456789") for kernel in report.kernels)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("target", [CPU, *CUDA])
-def test_one_quantization_for_two_projections_and_no_kernel_between(rng, target, dtype):
+@pytest.mark.parametrize(
+    ("target", "config", "dtype"),
+    [
+        *((t, W4A8, dtype) for t in (CPU, *CUDA) for dtype in ("float32", "float16", "bfloat16")),
+        *((t, W4A4, "float16") for t in (CPU, *CUDA)),
+    ],
+)
+def test_one_quantization_for_two_projections_and_no_kernel_between(rng, target, config, dtype):
     params = random_params(rng, dtype)
-    lowered, report = sits_tvm.lower(gated(dtype=dtype), target, params=params, config=W4A8)
+    lowered, report = sits_tvm.lower(gated(dtype=dtype), target, params=params, config=config)
     assert lowered.script().count("call_tir(cls.quantize_activation") == 1
     assert kernel_names(report) == [
         "fused_int8_matmul_add_silu",
@@ -100,7 +105,8 @@ def test_one_quantization_for_two_projections_and_no_kernel_between(rng, target,
     if target != CPU:
         rules = ["QuantizeActivationCuda", "TensorCoreMatmul", "TensorCoreMatmul"]
         assert sorted(kernel.family for kernel in report.kernels) == rules
-    assert all("int8 activations" in str(row.spec) for row in report.quantized)
+    activations = f"{config.quant.activation} activations"
+    assert all(activations in str(row.spec) for row in report.quantized)
 
 
 def test_queries_keys_and_values_share_a_quantization_on_cuda(rng):
@@ -114,8 +120,9 @@ def test_queries_keys_and_values_share_a_quantization_on_cuda(rng):
     assert "fallback" not in {kernel.ranked for kernel in report.kernels}
 
 
-def test_older_gpus_are_refused():
-    found = refused(gated(), "cuda -arch=sm_75", config=W4A8)
+@pytest.mark.parametrize("config", [W4A8, W4A4])
+def test_older_gpus_are_refused(config):
+    found = refused(gated(), "cuda -arch=sm_75", config=config)
     assert codes(found) == ["activation-target"]
     assert "sm_75" in found[0].message
     assert "sm_80" in found[0].message

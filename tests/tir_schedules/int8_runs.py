@@ -49,7 +49,8 @@ def as_packed_words(codes, layout):
     word, byte = np.indices((padded.shape[1] // 8, 4))
     low = word // 8 * 64 + word % 8 // 2 * 8 + 2 * byte + word % 2
     packed = padded[:, low] | padded[:, low + 32] << 4
-    return np.ascontiguousarray(packed.astype("uint8")).view("int32").reshape(len(codes), -1)
+    words = np.ascontiguousarray(packed.astype("uint8")).view("int32")
+    return words.reshape(len(codes), len(word))
 
 
 def group_sums(codes, layout):

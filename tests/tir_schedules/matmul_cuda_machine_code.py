@@ -37,6 +37,7 @@ class MachineCode:
     shared: int
     instructions: list[Instruction]
     sums: list[Instruction]
+    group_size: int = 128
 
     @property
     def weights(self):
@@ -47,8 +48,7 @@ class MachineCode:
     def products(self):
         """MMAs of a warp."""
         tokens = 1 if self.tile.wgmma else self.tile.tokens
-        per_unit = self.tile.channels * tokens * (2 if self._is_int8 else 4)
-        return self.tile.units * self.trips * per_unit
+        return self.tile.units * self.trips * self.tile.channels * tokens * self._per_unit
 
     @property
     def trips(self):
@@ -56,8 +56,12 @@ class MachineCode:
         return math.ceil(math.ceil(self.k / 64 / self.tile.step_units) / self.tile.split)
 
     @property
-    def _is_int8(self):
-        return any(line.family in ("IMMA", "IGMMA") for line in self.instructions)
+    def _per_unit(self):
+        """MMAs of a unit of 64 columns; those of INT4 have as many, but groups of 32 take two."""
+        opcodes = {line.opcode for line in self.instructions if line.family in MMA}
+        if any(opcode.startswith("IMMA.16864") for opcode in opcodes):
+            return 2 if self.group_size == 32 else 1
+        return 2 if any(opcode.startswith(("IMMA", "IGMMA")) for opcode in opcodes) else 4
 
     def executed(self):
         """Of a block that has all its stages, and all rows of its tile.
@@ -69,11 +73,10 @@ class MachineCode:
         trips = trips_for(code, self.products, MMA)
         trips = trips_for(code, self._stores, _STORES, known=trips)
         times = times_executed(code, trips)
-        (main,) = [
-            loop for loop in find_loops(code) if loop.start in trips and _has(code, loop, MMA)
-        ]
-        for index in _guarded(code, main):
-            times[index] = max(0, times[index] - (self.tile.stages - 1))
+        loops = [one for one in find_loops(code) if one.start in trips and _has(code, one, MMA)]
+        for main in loops:  # one, or none where it is unrolled
+            for index in _guarded(code, main):
+                times[index] = max(0, times[index] - (self.tile.stages - 1))
         return count(code, times)
 
     @property
@@ -134,6 +137,7 @@ def machine_code(n, k, rows, activation=None, dtype="float16", arch="sm_90a", ti
         shared=main.dynamic_smem,
         instructions=lines["main_kernel"],
         sums=lines.get("main_kernel_1", []),
+        group_size=spec.get("group_size", 128),
     )
 
 

@@ -25,8 +25,8 @@ def layout_of(n, k, activation=None, **spec):
 
 
 def plain(layout, rows, dtype="float16"):
-    """The function without a schedule; of INT8 activations it gives float32."""
-    if layout.spec.activation == "int8":
+    """The function without a schedule; of quantized activations it gives float32."""
+    if layout.spec.activation in ("int8", "int4"):
         return int8_matmul(rows, layout, "float32")
     return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, layout.order)
 
@@ -43,7 +43,7 @@ def scheduled(func, target=TARGET, **tiles):
 def activations(rng, rows, layout, dtype="float16"):
     """Arguments that stand for X, and what they stand for in float64."""
     x = rng.standard_normal((rows, layout.k))
-    if layout.spec.activation != "int8":
+    if layout.spec.activation not in ("int8", "int4"):
         x = x.astype(dtype)
         return [x], x.astype("float64")
     codes, scale = quantized(x.astype("float32"), layout)
@@ -57,7 +57,7 @@ def weight(rng, layout):
 
 
 def run(compiled, x, parts, layout, dtype="float16"):
-    out_dtype = "float32" if layout.spec.activation == "int8" else dtype
+    out_dtype = "float32" if layout.spec.activation in ("int8", "int4") else dtype
     out = np.full((len(x[0]), layout.n), np.nan, out_dtype)
     compiled(*x, *(part.astype(d) for part, d in zip(parts, layout.dtypes, strict=True)), out)
     return out
@@ -66,7 +66,7 @@ def run(compiled, x, parts, layout, dtype="float16"):
 def assert_close(out, x, parts, layout):
     """Within one rounding to the dtype, and of float32 sums 2e-6 of the sum of magnitudes."""
     w = unpack(tuple(parts), layout).astype("float64")
-    if layout.spec.activation == "int8":
+    if layout.spec.activation in ("int8", "int4"):
         expected, _ = product(*x, parts, layout)
         codes, scale = x
         each = layout.padded_k // scale.shape[1]

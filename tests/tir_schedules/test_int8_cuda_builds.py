@@ -1,4 +1,4 @@
-"""W4A8 builds for CUDA: what their kernels compute together, run on the host, against float64."""
+"""W4A8 and W4A4 builds for CUDA: what their kernels compute, run on the host, against float64."""
 
 import ml_dtypes  # noqa: F401  NumPy's bfloat16
 import numpy as np
@@ -74,15 +74,17 @@ def reference(x, params, parts, layout):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "group_size", "symmetric", "rows"),
+    ("activation", "dtype", "group_size", "symmetric", "rows"),
     [
-        ("float16", 32, False, (1, 1)),
-        pytest.param("bfloat16", -1, True, (2, 3), marks=pytest.mark.slow),
-        pytest.param("float32", 128, False, (2, 20), marks=pytest.mark.slow),
+        ("int8", "float16", 32, False, (1, 1)),
+        ("int4", "float16", 32, False, (1, 1)),
+        pytest.param("int8", "bfloat16", -1, True, (2, 3), marks=pytest.mark.slow),
+        pytest.param("int4", "bfloat16", -1, True, (2, 3), marks=pytest.mark.slow),
+        pytest.param("int8", "float32", 128, False, (2, 20), marks=pytest.mark.slow),
     ],
 )
-def test_values(rng, dtype, group_size, symmetric, rows):
-    spec = QuantSpec(group_size=group_size, symmetric=symmetric, activation="int8")
+def test_values(rng, activation, dtype, group_size, symmetric, rows):
+    spec = QuantSpec(group_size=group_size, symmetric=symmetric, activation=activation)
     shapes = {"w1": (N, K), "w2": (N, K), "bias": (N,)}
     params = {name: rng.standard_normal(s).astype(dtype) for name, s in shapes.items()}
     config = Config(quant=spec)
