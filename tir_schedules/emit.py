@@ -48,9 +48,16 @@ def when(condition: tirx.Expr | bool) -> Iterator[None]:
 
 
 def first_that_holds(
-    branches: Sequence[tuple[tirx.Expr, Callable[[], None]]], otherwise: Callable[[], None]
+    branches: Sequence[tuple[tirx.Expr, Callable[[], None]]],
+    otherwise: Callable[[], None],
+    bound: bool = False,
 ) -> None:
-    """``if … elif … else``, decided here where it can be."""
+    """``if … elif … else``, decided here where it can be.
+
+    `bound` gives each condition a name until TVM has compacted buffers: it would work out anew at
+    every access inside what all conditions around it tell, in kernels of many registers for
+    seconds.
+    """
     if not branches:
         otherwise()
         return
@@ -60,13 +67,13 @@ def first_that_holds(
         if known.value:
             emit()
         else:
-            first_that_holds(rest, otherwise)
+            first_that_holds(rest, otherwise, bound)
         return
-    with T.If(condition):
+    with T.If(T.Bind(condition) if bound else condition):
         with T.Then():
             emit()
         with T.Else():
-            first_that_holds(rest, otherwise)
+            first_that_holds(rest, otherwise, bound)
 
 
 def registers(count: int, lanes: int = LANES) -> list[tirx.Buffer]:

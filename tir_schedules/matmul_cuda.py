@@ -166,13 +166,13 @@ def _emit(product: Contraction, operands: Operands, spaces: Spaces, tiles: dict[
         T.evaluate(0)
         return
 
-    with when(isinstance(rows, tirx.IntImm) or rows > 0):
+    with when(isinstance(rows, tirx.IntImm) or T.Bind(rows > 0)):
         read = in_terms(operands) if operands.terms > 1 else operands
 
         def emit(bucket: str) -> None:
             _emit_bucket(product, replace(read, most=spaces[bucket].most), tiles[bucket])
 
-        emit_buckets(rows, distinct(read, spaces, tiles), emit)
+        emit_buckets(rows, distinct(read, spaces, tiles), emit, bound=True)
 
 
 def _emit_bucket(product: Contraction, operands: Operands, tile: Tile) -> None:

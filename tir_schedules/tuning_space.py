@@ -182,11 +182,16 @@ def chosen(func: tirx.PrimFunc, spaces: Spaces) -> dict[str, Any]:
         raise SitsError([Diagnostic.error("kernel-parameters", message, help=help_)]) from error
 
 
-def emit_buckets(rows: tirx.Expr, spaces: Spaces, emit: Callable[[str], None]) -> None:
-    """Code for each bucket; where the number of rows is symbolic, it decides when it runs."""
+def emit_buckets(
+    rows: tirx.Expr, spaces: Spaces, emit: Callable[[str], None], bound: bool = False
+) -> None:
+    """Code for each bucket; where the number of rows is symbolic, it decides when it runs.
+
+    `bound`: see `first_that_holds`.
+    """
     *few, (last, _) = spaces.items()
     branches = [(space.holds(rows), partial(emit, bucket)) for bucket, space in few]
-    first_that_holds(branches, partial(emit, last))
+    first_that_holds(branches, partial(emit, last), bound)
 
 
 def search_space(func: tirx.PrimFunc, spaces: Spaces) -> s_tir.Schedule:
