@@ -31,7 +31,6 @@ from .config import GRAPH_RULES, HEAD_RULES, Config
 from .diagnostics import Diagnostic, SitsError, collect, raise_errors
 from .gradient_check.gate import report_gate
 from .host_run import Run, on_host
-from .quick_parsing import load_tensor_intrinsics
 from .report import Kernel, PassRun, Report
 from .rewrite_check import checked
 from .target import parse_target, short_name
@@ -201,8 +200,6 @@ def run_graph_passes(
 
 def run_kernel_passes(mod: IRModule, target: Target, config: Config, report: Report) -> IRModule:
     """Phase 2. Fills `report.kernels`; raises SitsError with every error that the passes emit."""
-    if target.kind.name == "cuda":
-        load_tensor_intrinsics()
     mod = _run("2_kernels", kernel_passes(config, target, report), mod, target, config, report)
     report.kernels = [
         _kernel(gvar.name_hint, func)

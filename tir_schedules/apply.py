@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from tvm import s_tir, tirx
 from tvm.ir import BaseFunc, IRModule
 from tvm.ir.transform import PassContext, module_pass
@@ -9,6 +11,7 @@ from tvm.s_tir.dlight import ScheduleRule
 from tvm.target import Target
 
 from sits_tvm.diagnostics import SitsError, emit
+from sits_tvm.quick_parsing import quick_stack
 
 # TOpPattern kOpaque: FuseOps leaves calls of such a function alone.
 _OPAQUE = 8
@@ -48,7 +51,8 @@ class ApplySchedules:
     def _schedule(self, func: tirx.PrimFunc, target: Target) -> tuple[str, s_tir.Schedule | None]:
         for rule in self.rules:
             try:
-                schedule = rule.apply(func, target, False)
+                with quick_stack() if _is_of_tvm(rule) else nullcontext():
+                    schedule = rule.apply(func, target, False)
             except SitsError as error:  # would lose its class on its way out of the pass
                 for diagnostic in error.diagnostics:
                     emit(diagnostic)
@@ -59,8 +63,12 @@ class ApplySchedules:
 
 
 def _name(rule: ScheduleRule) -> str:
-    kind = type(rule)
-    return f"dlight.{kind.__name__}" if kind.__module__.startswith("tvm.") else kind.__name__
+    name = type(rule).__name__
+    return f"dlight.{name}" if _is_of_tvm(rule) else name
+
+
+def _is_of_tvm(rule: ScheduleRule) -> bool:
+    return type(rule).__module__.startswith("tvm.")
 
 
 def _is_scheduled(func: tirx.PrimFunc) -> bool:
