@@ -1,4 +1,4 @@
-"""Machine code that nvcc has made before, in a folder of the user's.
+"""Machine code that nvcc has made before, and what was counted in it, in a folder of the user's.
 
 ``$SITS_TVM_CACHE``, or ``sits_tvm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; an empty
 ``SITS_TVM_CACHE`` turns it off. A file is written at once, so that processes may share the folder,
@@ -14,39 +14,68 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, TypeAlias
 
-_MOST_FILES = 256
+_MOST_FILES = 512
 """The oldest are deleted."""
 
+Counts: TypeAlias = dict[str, list[dict[str, int]]]
+"""By kernel, instructions by name: of all of it, and of its main loop."""
 
-def cache_key(*parts: str) -> str:
-    """A digest of all that decides what nvcc makes."""
+
+def cache_key(*parts: Any) -> str:
+    """A digest of all that decides what is made."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def read_cubin(key: str) -> tuple[bytes, str] | None:
     """The cubin and the log of a key; None if they are not there, or cannot be read."""
-    folder = _folder()
-    if folder is None:
-        return None
+    entry = _read(key)
     try:
-        entry = json.loads((folder / f"{key}.json").read_text())
         cubin, log = base64.b64decode(entry["cubin"], validate=True), str(entry["log"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     return (cubin, log) if hashlib.sha256(cubin).hexdigest() == entry.get("sha256") else None
 
 
 def write_cubin(key: str, cubin: bytes, log: str) -> None:
     """Keep a cubin and its log. A folder that cannot be written to is no error."""
-    folder = _folder()
-    if folder is None:
-        return
     entry = {
         "cubin": base64.b64encode(cubin).decode(),
         "sha256": hashlib.sha256(cubin).hexdigest(),
         "log": log,
     }
+    _write(key, entry)
+
+
+def read_counts(key: str) -> Counts | None:
+    """The counts of a key; None if they are not there, or cannot be read."""
+    entry = _read(key)
+    counts = entry.get("counts")
+    return counts if counts is not None and cache_key(counts) == entry.get("sha256") else None
+
+
+def write_counts(key: str, counts: Counts) -> None:
+    """Keep counts, as `write_cubin` keeps cubins."""
+    _write(key, {"counts": counts, "sha256": cache_key(counts)})
+
+
+def _read(key: str) -> dict[str, Any]:
+    """The file of a key; an empty one if it is not there, or cannot be read."""
+    folder = _folder()
+    if folder is None:
+        return {}
+    try:
+        entry = json.loads((folder / f"{key}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _write(key: str, entry: dict[str, Any]) -> None:
+    folder = _folder()
+    if folder is None:
+        return
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as room:

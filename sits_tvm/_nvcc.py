@@ -56,7 +56,7 @@ def compile_text(
     """
     text, cubin = folder / "kernels.cu", folder / "kernels.cubin"
     command = [str(tools.nvcc), f"-arch={arch}", *_QUIET]
-    key = cache_key(_run([str(tools.nvcc), "--version"]).stdout, *command, *_OPTIONS, source)
+    key = cache_key(version(tools.nvcc), *command, *_OPTIONS, source)
     kept = read_cubin(key)
     if kept is not None:
         cubin.write_bytes(kept[0])
@@ -70,6 +70,11 @@ def compile_text(
     if "ptxas" in done.stderr:
         _run([*command, "-ptx", "-O3", "--use_fast_math", "-o", str(ptx), str(text)])
     raise SitsError(_problems(done.stderr, source, ptx.read_text() if ptx.exists() else ""))
+
+
+def version(tool: Path) -> str:
+    """What a tool says of itself."""
+    return _run([str(tool), "--version"]).stdout
 
 
 def _run(command: list[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:

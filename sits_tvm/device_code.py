@@ -7,8 +7,9 @@ the same text with the flags that TVM uses at load, and nvdisasm shows the instr
 
 from __future__ import annotations
 
+import inspect
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from tvm import relax
 from tvm.runtime import Module
 from tvm.target import Target
 
+from . import _sass, _sass_loops
+from ._cubin_cache import Counts, cache_key, read_counts, write_counts
 from ._launches import Launch, check_launches, prim_func_of, record_launches
-from ._nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log, read_waits
-from ._sass import count, disassemble
-from ._sass_loops import main_loop
+from ._nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log, read_waits, version
 from .diagnostics import Diagnostic, SitsError, emit
 from .report import Kernel, Report
 
@@ -130,19 +131,36 @@ def _modules(module: Module) -> Iterator[Module]:
 def _kernels(
     tools: Toolkit, cubin: Path, log: str, launches: Mapping[str, Launch]
 ) -> Iterator[Kernel]:
-    sass = disassemble(tools.nvdisasm, cubin) if tools.nvdisasm else {}
+    counts = _counts(tools.nvdisasm, cubin) if tools.nvdisasm else {}
     for name, registers, spills, shared in read_log(log):
         kernel = _described(name, launches)
-        lines = sass.get(name, [])
-        loop = main_loop(lines)
+        sass, loop_sass = counts.get(name, ({}, {}))
         yield replace(
             kernel,
             registers=registers,
             spills=spills,
             static_smem=shared,
-            sass=count(lines) if lines else {},
-            loop_sass=count(loop) if loop else {},
+            sass=sass,
+            loop_sass=loop_sass,
         )
+
+
+def _counts(nvdisasm: Path, cubin: Path) -> Counts:
+    """Of every kernel of a cubin; kept for as long as the code that counts is the same."""
+    code = map(inspect.getsource, (_sass, _sass_loops))
+    key = cache_key(version(nvdisasm), *code, cubin.read_bytes().hex())
+    counts = read_counts(key)
+    if counts is None:
+        counts = {
+            name: [_count(lines), _count(_sass_loops.main_loop(lines))]
+            for name, lines in _sass.disassemble(nvdisasm, cubin).items()
+        }
+        write_counts(key, counts)
+    return counts
+
+
+def _count(lines: Sequence[_sass.Instruction]) -> dict[str, int]:
+    return _sass.count(lines) if lines else {}
 
 
 def _described(name: str, launches: Mapping[str, Launch]) -> Kernel:
