@@ -1,9 +1,16 @@
-"""Compile cost against depth: `lower` of a Llama-shaped module, shapes only, 2 to 80 layers."""
+"""What compiling costs, by shapes only: `lower` of a Llama-shaped module against its depth, and
+`build` of two layers of Llama-3-8B in a new process, without and with what is kept from before.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +25,14 @@ from sits_tvm.report_tables import render_table
 HIDDEN, HEADS, KV_HEADS, INNER, VOCABULARY = 1024, 16, 4, 2816, 32000
 HEAD_DIM = HIDDEN // HEADS
 DEPTHS = (2, 8, 32, 80)
+LLAMA3 = {
+    **{"HIDDEN": 4096, "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "INNER": 14336},
+    "VOCABULARY": 512,
+}
+"""Layers of Llama-3-8B; the embedding and the head cost the same for fewer tokens."""
+
+TARGETS = ("llvm -mcpu=native", "cuda -arch=sm_90a")
+QUANT = Config(quant=QuantSpec())
 
 
 class Layer(nn.Module):
@@ -66,10 +81,14 @@ class Llama(nn.Module):
         return self.lm_head(self.norm(x))
 
 
-def llama(layers: int) -> IRModule:
-    """forward(input_ids (1, "s"), weights): symbolic sequence, no values."""
-    spec = {"forward": {"input_ids": nn.spec.Tensor([1, "s"], "int32")}}
-    mod, params = Llama(layers).export_tvm(spec)
+def llama(
+    layers: int, batch: int | str = 1, length: int | str = "s", dtype: str = "float32"
+) -> IRModule:
+    """forward(input_ids (batch, length), weights), no values."""
+    spec = {"forward": {"input_ids": nn.spec.Tensor([batch, length], "int32")}}
+    model = Llama(layers)
+    model.to(dtype)
+    mod, params = model.export_tvm(spec)
     func = mod["forward"]
     inputs = len(func.params) - len(params)
     mod["forward"] = func.with_attr("num_input", inputs)
@@ -79,21 +98,55 @@ def llama(layers: int) -> IRModule:
 def seconds_to_lower(layers: int) -> float:
     mod = llama(layers)
     start = time.perf_counter()
-    sits_tvm.lower(mod, "llvm -mcpu=native", config=Config(quant=QuantSpec()))
+    sits_tvm.lower(mod, "llvm -mcpu=native", config=QUANT)
     return time.perf_counter() - start
+
+
+def build(target: str) -> None:
+    """Build once, and print the CPU seconds of this process, and of the tools that it ran."""
+    globals().update(LLAMA3)
+    sits_tvm.build(llama(2, "b", "s", "float16"), target, config=QUANT)
+    own, tools = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    seconds = {"own": own.ru_utime + own.ru_stime, "tools": tools.ru_utime + tools.ru_stime}
+    print(json.dumps(seconds))
+
+
+def seconds_to_build(target: str) -> dict[str, dict[str, float]]:
+    """Of a first build and of a second one, each in a new process, its start included."""
+    with tempfile.TemporaryDirectory() as cache:
+        return {name: _seconds_of_process(target, cache) for name in ("cold", "cached")}
+
+
+def _seconds_of_process(target: str, cache: str) -> dict[str, float]:
+    command, start = [sys.executable, __file__, "--build", target], time.perf_counter()
+    env = {**os.environ, "SITS_TVM_CACHE": cache}
+    done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE)
+    return {"wall": time.perf_counter() - start, **json.loads(done.stdout)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--build", metavar="TARGET", help="build once, and print its seconds")
     args = parser.parse_args()
+    if args.build:
+        build(args.build)
+        return
     seconds_to_lower(1)
     seconds = {layers: seconds_to_lower(layers) for layers in DEPTHS}
     rows = [[str(n), f"{t:.2f}", f"{1000 * t / n:.0f}"] for n, t in seconds.items()]
     print(f"lower() of a Llama-shaped module, INT4, TVM {tvm.__version__}")
     print(render_table(["layers", "seconds", "ms per layer"], rows))
+    builds = {target: seconds_to_build(target) for target in TARGETS}
+    print(f"\nbuild() of two layers of Llama-3-8B, INT4, on {os.cpu_count()} cores")
+    header = ["target", "build", "seconds", "CPU seconds", "and of nvcc, nvdisasm"]
+    print(render_table(header, [_row(t, n, s) for t, b in builds.items() for n, s in b.items()]))
     if args.json:
-        args.json.write_text(json.dumps(seconds, indent=1))
+        args.json.write_text(json.dumps({"lower": seconds, "build": builds}, indent=1))
+
+
+def _row(target: str, name: str, seconds: dict[str, float]) -> list[str]:
+    return [target, name, *(f"{seconds[key]:.1f}" for key in ("wall", "own", "tools"))]
 
 
 if __name__ == "__main__":

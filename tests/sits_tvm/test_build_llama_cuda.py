@@ -2,17 +2,12 @@
 
 import pytest
 from cuda_sources import needs_nvcc
-from tvm.relax.frontend import nn
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
 from tests.benchmarks import bench_compile
 
 SMALL = {"HIDDEN": 128, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 32, "INNER": 320, "VOCABULARY": 96}
-LLAMA3 = {
-    **{"HIDDEN": 4096, "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "INNER": 14336},
-    "VOCABULARY": 512,
-}
 
 
 @pytest.fixture
@@ -20,13 +15,7 @@ def llama(monkeypatch):
     def make(sizes, dtype, batch, length):
         for name, value in sizes.items():
             monkeypatch.setattr(bench_compile, name, value)
-        model = bench_compile.Llama(2)
-        model.to(dtype)
-        inputs = {"input_ids": nn.spec.Tensor([batch, length], "int32")}
-        mod, params = model.export_tvm({"forward": inputs})
-        func = mod["forward"]
-        mod["forward"] = func.with_attr("num_input", len(func.params) - len(params))
-        return mod
+        return bench_compile.llama(2, batch, length, dtype)
 
     return make
 
@@ -58,7 +47,7 @@ def test_every_product_of_a_small_model(llama, dtype, batch, length):
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_product_of_llama3(llama, dtype, group_size):
-    mod = llama(LLAMA3, dtype, "b", "s")
+    mod = llama(bench_compile.LLAMA3, dtype, "b", "s")
     config = Config(quant=QuantSpec(group_size=group_size))
     report = sits_tvm.build(mod, "cuda -arch=sm_90", config=config).report
     assert len(report.quantized) == 14
