@@ -28,6 +28,8 @@ class Work:
         Bytes of the weight that a block has under way at any time.
     output_bytes : int
         That the kernel that adds up parts writes; 0: there is none.
+    partial_bytes : int
+        Of the parts, which the first kernel writes and that one reads.
     """
 
     multiply_adds: int
@@ -41,3 +43,4 @@ class Work:
     copied: int
     in_flight: int
     output_bytes: int
+    partial_bytes: int = 0

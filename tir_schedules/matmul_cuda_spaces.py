@@ -97,18 +97,20 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     for bucket, (most, tile) in {**_FEW, **some}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)
         spaces[bucket] = Space(most, most, tile, _CHOICES)
-    spaces["257+"] = Space(None, 1024, _fitted(operands, many, None, target), _CHOICES)
+    whole = {**_CHOICES, "split": (1,)}  # sums of parts would take memory without a limit
+    spaces["257+"] = Space(None, 1024, _fitted(operands, many, None, target), whole)
     return {**spaces, **(_warpgroup_spaces(operands, spaces, target) if has_wgmma else {})}
 
 
 def _warpgroup_spaces(operands: Operands, spaces: Spaces, target: Target) -> Spaces:
     """Of sm_90a. Up to 64 rows of INT8 activations gain little: ptxas adds waits for sums."""
-    found, choices = {}, {**_CHOICES, **_WARPGROUP_CHOICES}
+    found = {}
     for bucket, tile in _WARPGROUPS.items():
         most, default = spaces[bucket].most, spaces[bucket].default
         fills = 2 * operands.channel_tiles > tile.channels * WARPGROUP
         if fills and not (operands.is_quantized and most is not None and most <= _FEW_ROWS):
             default = _fitted(operands, tile, most, target)
+        choices = {**spaces[bucket].choices, **_WARPGROUP_CHOICES}
         found[bucket] = replace(spaces[bucket], default=default, choices=choices)
     return found
 

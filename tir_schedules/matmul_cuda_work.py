@@ -39,6 +39,7 @@ def work(operands: Operands, tile: Tile, output_width: int) -> Work:
         copied=steps * stage.copied,
         in_flight=min(tile.stages - 1, steps) * tile.channel_tiles * tile.step_units * UNIT_BYTES,
         output_bytes=output_bytes if tile.split > 1 else 0,
+        partial_bytes=tile.split * rows * operands.n * 4 if tile.split > 1 else 0,
     )
 
 

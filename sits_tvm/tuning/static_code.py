@@ -104,7 +104,7 @@ def reasons(candidate: Candidate, kernels: list[MachineCode], device: Device) ->
     """Why a candidate is rejected; that SMs have no block, the estimate tells better."""
     work, found = candidate.work, []
     for kernel in kernels:
-        launch = _launch(candidate, kernel)
+        launch = _launch(candidate, kernel, device)
         multiplies = _multiplies(kernel)
         found += rejections(
             kernel.code,
@@ -124,7 +124,7 @@ def estimates(candidate: Candidate, kernels: list[MachineCode], device: Device) 
     return [
         estimate(
             demand(opcode_counts(kernel.code, _times(kernel, candidate.work)), device.arch),
-            _launch(candidate, kernel),
+            _launch(candidate, kernel, device),
             device,
         )
         for kernel in kernels
@@ -139,15 +139,15 @@ def screen(work: Work, device: Device) -> float:
         registers=work.registers,
         shared=work.shared,
         hbm_bytes=work.hbm_bytes,
+        beyond_l2=_beyond_l2(work, device),
         in_flight=work.in_flight,
         copied=work.copied,
     )
     seconds = estimate(demand(work.opcodes, device.arch), launch, device).seconds
     if work.output_bytes:
         nothing = Demand(0, {"issue": 0.0}, 0, 0, 0, {})
-        small = KernelLaunch(
-            blocks=1, threads=32, registers=16, shared=0, hbm_bytes=work.output_bytes
-        )
+        moved = work.output_bytes + _beyond_l2(work, device)
+        small = KernelLaunch(blocks=1, threads=32, registers=16, shared=0, hbm_bytes=moved)
         seconds += estimate(nothing, small, device).seconds
     return seconds
 
@@ -165,7 +165,12 @@ def _times(kernel: MachineCode, work: Work) -> list[int]:
     return times_executed(kernel.code, trips_for(kernel.code, work.multiply_adds // shape))
 
 
-def _launch(candidate: Candidate, kernel: MachineCode) -> KernelLaunch:
+def _beyond_l2(work: Work, device: Device) -> int:
+    """Bytes of parts that the cache has no room for: written to memory, and read from there."""
+    return max(0, work.partial_bytes - device.l2_bytes)
+
+
+def _launch(candidate: Candidate, kernel: MachineCode, device: Device) -> KernelLaunch:
     launch, work = candidate.launches[kernel.name], candidate.work
     multiplies = _multiplies(kernel)
     return KernelLaunch(
@@ -174,6 +179,7 @@ def _launch(candidate: Candidate, kernel: MachineCode) -> KernelLaunch:
         registers=kernel.registers,
         shared=kernel.shared + int(launch.dynamic_smem),
         hbm_bytes=work.hbm_bytes if multiplies else work.output_bytes,
+        beyond_l2=_beyond_l2(work, device),
         in_flight=work.in_flight if multiplies else None,
         copied=work.copied if multiplies else None,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL_VERSION = 3
+MODEL_VERSION = 4
 
 TIE = 0.1
 """Estimates that differ by less than this share are in no order (research on such models: their
@@ -29,6 +29,8 @@ class Device:
         Hz at which the data sheet's peak of dense FP16 products holds.
     hbm, l2 : float
         Bytes per second from memory, and out of the L2 cache to all SMs.
+    l2_bytes : int
+        Of the L2 cache.
     shared : int
         Bytes of shared memory of an SM, and `reserved` of them per block of threads.
     """
@@ -39,6 +41,7 @@ class Device:
     clock: float
     hbm: float
     l2: float
+    l2_bytes: int
     shared: int
     reserved: int = 1024
     registers: int = 65536
@@ -51,12 +54,13 @@ class Device:
 
 
 # SMs, clock and memory: data sheets (A100 SXM 80 GB: 312 TFLOP/s at 1.41 GHz, 2039 GB/s; H100 SXM:
-# 989 TFLOP/s, which is 1.83 GHz, 3.35 TB/s; H200: 4.8 TB/s). L2: A100 whitepaper, 5120 bytes per
-# clock; nothing is published for H100, taken as equal. Limits of an SM: CUDA C++ Programming Guide,
-# "Technical Specifications per Compute Capability": 164 and 228 KiB of shared memory.
-A100 = Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 5120 * 1.41e9, 164 << 10)
-H100 = Device("H100", "sm_90", 132, 1.83e9, 3.35e12, 5120 * 1.83e9, 228 << 10)
-H200 = Device("H200", "sm_90", 132, 1.83e9, 4.8e12, 5120 * 1.83e9, 228 << 10)
+# 989 TFLOP/s, which is 1.83 GHz, 3.35 TB/s; H200: 4.8 TB/s). L2: whitepapers, 40 and 50 MB; of A100
+# 5120 bytes per clock; nothing is published for H100, taken as equal. Limits of an SM: CUDA C++
+# Programming Guide, "Technical Specifications per Compute Capability": 164 and 228 KiB of shared
+# memory.
+A100 = Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 5120 * 1.41e9, 40 << 20, 164 << 10)
+H100 = Device("H100", "sm_90", 132, 1.83e9, 3.35e12, 5120 * 1.83e9, 50 << 20, 228 << 10)
+H200 = Device("H200", "sm_90", 132, 1.83e9, 4.8e12, 5120 * 1.83e9, 50 << 20, 228 << 10)
 
 REGISTER_UNIT = 256
 """Registers are given to a warp in this number, and SMs take warps by fours (CUDA's occupancy

@@ -44,6 +44,8 @@ class KernelLaunch:
     in_flight : int or None
         Bytes from memory that a block has under way at any time: (stages - 1) times a tile of
         weights. None where that is not known (plain loads): no bound then.
+    beyond_l2 : int
+        More bytes that memory must take or deliver: parts of sums that the L2 cache does not hold.
     copied : int or None
         Bytes that the asynchronous copies of a block move. None: what its machine code does at
         most, which is too much of a pipeline, whose copies stop before its last steps.
@@ -55,6 +57,7 @@ class KernelLaunch:
     shared: int
     hbm_bytes: int
     in_flight: int | None = None
+    beyond_l2: int = 0
     copied: int | None = None
 
     @property
@@ -181,7 +184,7 @@ def _wave(demand: Demand, launch: KernelLaunch, device: Device, blocks: int) -> 
     moved = (demand.loaded + demand.stored) * launch.warps + copied
     terms["l2"] = moved * blocks / device.l2
     share = blocks / launch.blocks
-    terms["hbm"] = launch.hbm_bytes * share / device.hbm
+    terms["hbm"] = (launch.hbm_bytes + launch.beyond_l2) * share / device.hbm
     if launch.in_flight is not None:
         terms["in flight"] = launch.hbm_bytes / launch.blocks * LOADED_LATENCY / launch.in_flight
     return terms

@@ -31,9 +31,9 @@ FORMS = (
     (LLAMA_8B, 128, True, None),
     (LLAMA_70B, 128, True, None),
     (GEMMA, 128, True, None),
+    (GEMMA, 32, False, None),
     (LLAMA_8B, 128, True, "int8"),
     (LLAMA_70B, 128, True, "int8"),
-    (GEMMA, 32, False, None),
 )
 """Shapes, group size, symmetric, activation: the most used first."""
 DRAWN = 256

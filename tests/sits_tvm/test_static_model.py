@@ -54,6 +54,13 @@ def test_memory_moves_its_bytes_at_the_rate_of_the_data_sheet(device, rate):
     assert found == pytest.approx((48 << 20) / rate)
 
 
+def test_parts_that_the_cache_does_not_hold_go_through_memory():
+    launch = replace(SMALL, hbm_bytes=24 << 20, in_flight=24 << 10)
+    more = replace(launch, beyond_l2=24 << 20)
+    assert terms({"EXIT": 1}, more)["hbm"] == pytest.approx((48 << 20) / 4.8e12)
+    assert terms({"EXIT": 1}, more)["in flight"] == terms({"EXIT": 1}, launch)["in flight"]
+
+
 def test_l2_moves_what_all_blocks_load_and_store():
     """132 blocks of 128 threads with 16 + 2 bytes, at 5120 bytes per clock."""
     found = terms({"LDG.E.128": 1, "STG.E.U16": 1})["l2"]

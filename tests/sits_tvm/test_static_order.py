@@ -135,6 +135,19 @@ def test_work_of_a_tile():
     assert short.in_flight == 4096
 
 
+def test_parts_count_for_memory_where_they_are_more_than_the_cache():
+    """Eight parts of 256 x 28672 sums are 235 MB: each kernel moves what is over 50 MiB."""
+    wide = replace(HALF, n=28672)
+    candidate = candidate_of(wide, 256, split=8)
+    assert candidate.work.partial_bytes == 8 * 256 * 28672 * 4
+    kernels = compile_kernels(candidate.source, "sm_90", find_toolkit())
+    over = (candidate.work.partial_bytes - (50 << 20)) / 4.8e12
+    for found in estimates(candidate, kernels, H200):
+        assert found.terms["hbm"] > over
+    assert candidate_of(HALF, 16).work.partial_bytes < 50 << 20
+    assert task_of(HALF, 1024).space.values("split") == [1]
+
+
 def test_work_of_parts_along_k():
     """Four blocks for a tile of channels; the second kernel writes the output."""
     work = candidate_of(HALF, 16).work
