@@ -8,6 +8,7 @@ of that one. `test_shipped_cuda` compares with code of the shape itself.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,33 +38,53 @@ _UNROLLED = 16
 _VECTOR, _THREADS = 4, 128
 """Of the kernel that adds up parts along k: channels of a thread, and threads."""
 
+_LEFT_OUT = "left out"
+"""The failure of a candidate that there is no code of, after as many as are compiled."""
+
 Code = tuple[list[MachineCode], dict[str, Launch]] | str
 """Kernels with their launches, or why nvcc refuses them."""
 
 
 @dataclass
 class SharedRun(StaticRun):
-    """As `StaticRun`, with machine code by what it depends on."""
+    """As `StaticRun`, with machine code by what it depends on.
+
+    Of a task, the default and so many more candidates are `compiled`, the most promising first;
+    and whatever else there is code of is judged.
+    """
 
     known: dict[tuple[Any, ...], Code] = field(default_factory=dict)
+    compiled: int = 2
+    _fresh: Counter[str] = field(default_factory=Counter)
 
     def _judged(self, task: Task, search: StaticSearch, batch: Sequence[Values]) -> list[Trial]:
         return [self._trial(task, values, search.work(values)) for values in batch]
+
+    def _keep(self, task: Task, measured: Sequence[Trial], count: int) -> None:
+        judged = [trial for trial in measured if trial.failure != _LEFT_OUT]
+        super()._keep(task, judged, len(judged))
 
     def _trial(self, task: Task, values: Values, work: Work | str) -> Trial:
         if isinstance(work, str):
             return Trial(values, None, "no kernel", work)
         code = self._code(task, values, work)
+        if code is None:
+            return Trial(values, None, _LEFT_OUT)
         if isinstance(code, str):
             return Trial(values, None, "build error", code)
         kernels, launches = code
         found = {name: _at(task, work, launch, name) for name, launch in launches.items()}
         return judge_code(Candidate(values, work, "", found), kernels, self.modelled)
 
-    def _code(self, task: Task, values: Values, work: Work) -> Code:
+    def _code(self, task: Task, values: Values, work: Work) -> Code | None:
+        """None if enough was compiled for this task."""
         arch = code_arch(str(task.target.attrs["arch"]), values)
         key = (arch, *code_key(task, task.space.with_values(values)))
         if key not in self.known:
+            if values != task.space.default_values:
+                if self._fresh[str(task)] >= self.compiled:
+                    return None
+                self._fresh[str(task)] += 1
             candidate = lower_candidate(task, values, work)
             try:
                 kernels = compile_kernels(candidate.source, arch, self.tools)

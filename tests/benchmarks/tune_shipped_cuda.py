@@ -1,6 +1,6 @@
 """Rank the CUDA kernels that ship with a record, on no GPU, and write the database.
 
-    python tests/benchmarks/tune_shipped_cuda.py WORK_DIR [--trials 5] [--arch sm_90] [--only int8]
+    python tests/benchmarks/tune_shipped_cuda.py WORK_DIR [--trials 16] [--arch sm_90] [--only int8]
 
 The layers are those of Llama 3 8B and 70B and of Gemma 3 270M. Goes on where it was killed; another
 version of the kernels or of the model starts anew. Where the default wins, or ties, a record names
@@ -93,7 +93,7 @@ def ship(database: Path, arch: str, tasks: list[Task]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work_dir", type=Path)
-    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--arch", default=",".join(ARCHS))
     parser.add_argument("--only", default="", help="part of a kernel's name; nothing is shipped")
     args = parser.parse_args()
