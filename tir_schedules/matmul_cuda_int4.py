@@ -88,5 +88,4 @@ class HalfUnitInt4Products(NativeInt4Products):
 def int4_products(operands: Operands) -> type[Int4Products]:
     if not operands.has_int4_products:
         return Int4Products
-    is_half = operands.is_grouped and operands.weight.group_size < UNIT
-    return HalfUnitInt4Products if is_half else NativeInt4Products
+    return HalfUnitInt4Products if operands.halves_units else NativeInt4Products

@@ -48,6 +48,11 @@ class Operands:
         return 2 if self.terms > 1 else 1
 
     @property
+    def halves_units(self) -> bool:
+        """Whether a product of INT4 on tensor cores has twice the columns of a group."""
+        return self.has_int4_products and self.is_grouped and self.weight.group_size < UNIT
+
+    @property
     def unit_bytes(self) -> int:
         """Of the activations of a unit."""
         return UNIT // self.per_element * int(self.x.dtype.itemsize)

@@ -23,6 +23,7 @@ def work(operands: Operands, tile: Tile, output_width: int) -> Work:
     """Of a static number of rows, `operands.most`; elements of the output have so many bytes."""
     rows, steps, stage = operands.most or 0, operands.steps_of_part(tile), operands.stage(tile)
     products = steps * tile.tokens * tile.channels * tile.units * operands.terms
+    products *= 1 + operands.halves_units
     across = -(-operands.channel_tiles // tile.channel_tiles)
     weight = (operands.weight.codes, operands.weight.scale, operands.weight.zero_point)
     output_bytes = rows * operands.n * output_width
@@ -87,8 +88,7 @@ def _decoding(operands: Operands, tile: Tile, units: int) -> dict[str, int]:
 
 def _product(operands: Operands) -> tuple[str, int]:
     if operands.has_int4_products:
-        is_half = operands.is_grouped and operands.weight.group_size < UNIT
-        return _HALF_UNIT_INT4 if is_half else _INT4
+        return _HALF_UNIT_INT4 if operands.halves_units else _INT4
     return _INT8 if operands.is_quantized else _HALF
 
 

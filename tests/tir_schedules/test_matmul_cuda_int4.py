@@ -23,6 +23,7 @@ from matmul_cuda_runs import (
 from test_matmul_cuda_faults import edited
 
 from sits_tvm import parse_target
+from sits_tvm._sass_pipes import multiply_adds
 from tir_schedules.matmul_cuda import TensorCoreMatmul, _recognise
 from tir_schedules.matmul_cuda_spaces import tile_fault
 from tir_schedules.matmul_cuda_tile import Tile
@@ -173,6 +174,47 @@ COUNTS = [
         ]
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "group_size"),
+    [
+        ("sm_80", 1, 128),
+        ("sm_90", 16, 128),
+        pytest.param("sm_80", 8, 32, marks=SLOW),
+        pytest.param("sm_80", 4096, -1, marks=SLOW),
+        pytest.param("sm_90", 4096, 64, marks=SLOW),
+    ],
+)
+def test_work_is_that_of_machine_code(arch, rows, group_size):
+    """Static tuning goes by it: products, by number, and what decodes, at least."""
+    target, rule = TARGETS[arch], TensorCoreMatmul()
+    func = plain(layout_of(4096, 4096, "int4", group_size=group_size), rows)
+    code = machine_code(4096, 4096, rows, "int4", arch=arch, group_size=group_size)
+    work, executed = rule.work(func, target)(code.tile), code.executed()
+    (product,) = {line.opcode for line in code.instructions if "MMA" in line.family}
+    assert work.opcodes[product] == executed[product] == code.products
+    assert work.multiply_adds == executed[product] * multiply_adds(product)
+    assert executed["LDS.128"] >= work.opcodes["LDS.128"]
+    assert executed["LOP3.LUT"] >= work.opcodes["LOP3.LUT"]
+    assert (rule.workload(func, target).family, rule.workload(func, target).dtype) == (
+        "int8_matmul",
+        "int4",
+    )
+
+
+@pytest.mark.parametrize("group_size", [32, 128, -1])
+def test_a_workload_gives_its_function_and_arguments_back(rng, group_size):
+    """Sums of groups, which a tuning run draws, are those of the packed codes."""
+    rule, layout = TensorCoreMatmul(), layout_of(40, 192, "int4", group_size=group_size)
+    workload = rule.workload(plain(layout, 3), TARGETS["sm_80"])
+    x, _, sums, *_ = rule.inputs(workload, 3, rng)
+    assert rule.workload(rule.prim_func(workload, 3), TARGETS["sm_80"]) == workload
+    halves = x.view("int8").reshape(3, -1, 1, 32)
+    codes = np.concatenate([np.left_shift(halves, 4) >> 4, halves >> 4], 2).reshape(3, -1)
+    expected = codes[:, : layout.padded_k].reshape(3, layout.groups, -1).sum(-1, dtype="int64")
+    np.testing.assert_array_equal(sums, expected)
+    assert np.abs(codes).max() == 7
 
 
 @pytest.mark.parametrize(("arch", "rows", "spec", "product", "per_weight"), COUNTS)

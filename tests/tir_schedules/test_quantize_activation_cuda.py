@@ -1,5 +1,7 @@
 """The CUDA text that quantizes activations, run on the host, against the plain function on llvm."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -116,6 +118,34 @@ def test_packed_codes_are_those_of_the_plain_function_and_of_llvm(rng, k, group_
     np.testing.assert_array_equal(found[0][0], as_words(codes.astype("int64"), layout))
     for got, want in zip(found[1:], others, strict=True):
         np.testing.assert_array_equal(got[0].view("uint32"), want.view("uint32"))
+
+
+FAULTS = {
+    "nibbles": (r"& 252645135\)", "& 117901063)"),
+    "upper half": (r"& 252645135\) << 4", "& 252645135) << 3"),
+    "the other half": (r"\^ 4\)", "^ 2)"),
+    "parts of a pair": (r"% 24\)", "% 12)"),
+    "largest code": (r"0x1\.cp\+2f", "0x1.ep+2f"),
+    "rounding": (r"0x1\.8p\+23f", "0x1.8p+22f"),
+}
+
+
+@pytest.fixture(scope="module")
+def packed_case():
+    layout = layout_of(288, 32, "int4")
+    x = activations(np.random.default_rng(3), (3, 5), 288, "float16")
+    return compiled_both(layout, "float16"), x, layout
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_packed_codes_are_seen(packed_case, fault):
+    (text, kernel), x, layout = packed_case
+    pattern, by = FAULTS[fault]
+    assert re.search(pattern, text.text)
+    assert_equal((text, kernel), x, layout)
+    broken = text.edited(lambda source: re.sub(pattern, by, source))
+    with pytest.raises(AssertionError, match="not equal"):
+        assert_equal((broken, kernel), x, layout)
 
 
 @pytest.mark.parametrize("activation", ["int8", "int4"])
