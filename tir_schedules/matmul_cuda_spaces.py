@@ -53,6 +53,9 @@ _WARPGROUPS = {
 _FEW_LONG = {"9-16": Tile(2, 2, 4, 1, 1, 8, 3)}
 """In long stages."""
 
+_SOME_80 = Tile(1, 8, 4, 1, 1, 4, 4)
+"""Of 33 to 64 rows of quantized activations on sm_80; in shorter stages sums of groups spill."""
+
 _CHOICES = {
     "channels": (1, 2, 4),
     "tokens": (1, 2, 4, 8, 12, 16),
@@ -93,6 +96,8 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
         many, special = _MANY_TERMS, _FEW_TERMS
     elif _has_long_stages(operands):
         special = _FEW_LONG
+    if operands.is_quantized and architecture(target) < 90:
+        special = {**special, "33-64": _SOME_80}
     some = {bucket: (most, many) for bucket, most in _SOME.items()}
     for bucket, (most, tile) in {**_FEW, **some}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)
@@ -176,8 +181,11 @@ def _has_long_stages(operands: Operands) -> bool:
 
 
 def _fitted(operands: Operands, tile: Tile, most: int | None, target: Target) -> Tile:
-    """A tile no larger than the weight, with blocks for all multiprocessors where rows are few."""
+    """A tile no larger than the weight, nor with warps that have no rows, with blocks for all
+    multiprocessors where rows are few."""
     operands = replace(operands, most=most)
+    while most is not None and tile.warps_m > 1 and tile.block_tokens // 2 >= most:
+        tile = replace(tile, warps_m=tile.warps_m // 2)
     while tile.warps_n > 1 and tile.channel_tiles // 2 >= operands.channel_tiles:
         tile = replace(tile, warps_n=tile.warps_n // 2)
     while tile.warps_k > 1 and tile.step_units > operands.units:

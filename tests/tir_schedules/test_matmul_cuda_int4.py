@@ -162,6 +162,8 @@ COUNTS = [
             ("sm_80", 16, {}, NATIVE, 0.80),
             ("sm_80", 1, {"group_size": -1}, NATIVE, 0.39),
             ("sm_80", 16, {"group_size": -1}, NATIVE, 0.48),
+            ("sm_80", 64, {}, NATIVE, 2.7),
+            ("sm_80", 64, {"group_size": -1}, NATIVE, 1.05),
             ("sm_80", 4096, {}, NATIVE, 2.5),
             ("sm_80", 4096, {"group_size": -1}, NATIVE, 1.3),
             ("sm_89", 1, {"group_size": 32, "symmetric": False}, NATIVE, 2.5),

@@ -9,6 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from matmul_cuda_runs import TARGET, check, layout_of, plain, scheduled
 
+from sits_tvm import parse_target
 from sits_tvm.device_code import record_launches
 from sits_tvm.diagnostics import SitsError
 from tir_schedules.matmul_cuda import TensorCoreMatmul, _recognise
@@ -92,6 +93,15 @@ def test_defaults_have_kernels(n, k, activation):
             _, operands = _recognise(func, TARGET)
             for space in TensorCoreMatmul().spaces(func, TARGET).values():
                 assert tile_fault(operands, space.default, TARGET) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
+@pytest.mark.parametrize("activation", [None, "int8", "int4"])
+def test_no_warp_is_without_rows(arch, activation):
+    func = plain(layout_of(4096, 4096, activation, group_size=128), None)
+    for space in TensorCoreMatmul().spaces(func, parse_target(f"cuda -arch={arch}")).values():
+        if space.most is not None and space.default.warps_m > 1:
+            assert space.default.block_tokens // 2 < space.most
 
 
 def test_all_multiprocessors_work_on_one_row():
