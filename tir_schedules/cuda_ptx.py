@@ -9,6 +9,8 @@ each of them pairs of neighbours from 2 (l % 4) on: PTX ISA, "Matrix Fragments f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -29,6 +31,12 @@ _PRODUCTS = {
     "u4": "mma.sync.aligned.m16n8k64.row.col.s32.u4.s4.s32",
 }
 _WORDS = {"float32": "f32", "uint32": "b32"}
+
+
+@cache
+def ptx(text: str) -> Any:
+    """`T.ptx[text]`, which TVM looks up modifier by modifier in its table, each time anew."""
+    return T.ptx[text]
 
 
 def local(count: int, dtype: str = "float32", value: float | None = None) -> tirx.Buffer:
@@ -71,14 +79,14 @@ def copy_chunk(
     holds do anything.
     """
     copied = T.Cast("uint32", T.Select(is_there, size, 0))
-    copy = T.ptx[f"cp.async.{'cg' if size == CHUNK else 'ca'}.shared.global"]
+    copy = ptx(f"cp.async.{'cg' if size == CHUNK else 'ca'}.shared.global")
     guard = {} if copies is True else {"pred": copies}
     T.evaluate(copy(shared + T.Cast("uint32", at), source, size, copied, **guard))
 
 
 def commit_copies() -> None:
     """Make a group of the copies started since the last one."""
-    T.evaluate(T.ptx["cp.async.commit_group"]())
+    T.evaluate(ptx("cp.async.commit_group")())
 
 
 def wait_for_copies(pending: int = 0) -> None:
@@ -88,7 +96,7 @@ def wait_for_copies(pending: int = 0) -> None:
 
 
 def wait_for_own_copies(pending: int) -> None:
-    T.evaluate(T.ptx["cp.async.wait_group"](pending))
+    T.evaluate(ptx("cp.async.wait_group")(pending))
 
 
 def synchronize() -> None:
@@ -96,7 +104,7 @@ def synchronize() -> None:
 
 
 def synchronize_warp() -> None:
-    T.evaluate(T.ptx["bar.warp.sync"](tirx.const(0xFFFFFFFF, "uint32")))
+    T.evaluate(ptx("bar.warp.sync")(tirx.const(0xFFFFFFFF, "uint32")))
 
 
 def load_matrices(
@@ -113,7 +121,7 @@ def load_matrices(
     gets elements 2 (l % 4) and the next of row l // 4, `transposed` those rows of column l // 4.
     """
     trans = ".trans" if transposed else ""
-    load = T.ptx[f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16"]
+    load = ptx(f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16")
     T.evaluate(load(*_range(registers, first, count), shared + T.Cast("uint32", at)))
 
 
@@ -132,41 +140,41 @@ def multiply_add(
     on sm_80 to sm_89 only, elsewhere it is a call.
     """
     results = _range(product, first, 4)
-    T.evaluate(T.ptx[_PRODUCTS[kind]](*results, *left, *right, *(start or results)))
+    T.evaluate(ptx(_PRODUCTS[kind])(*results, *left, *right, *(start or results)))
 
 
 def add_pairs(pair: tirx.Expr, addend: tirx.Expr, dtype: str) -> None:
     """pair += addend, two numbers of `dtype` each. sm_80 has no addition of bfloat16."""
     if dtype == "float16":
-        T.evaluate(T.ptx["add.f16x2"](pair, pair, addend))
+        T.evaluate(ptx("add.f16x2")(pair, pair, addend))
     else:
         one = tirx.const(0x3F803F80, "uint32")
-        T.evaluate(T.ptx["fma.rn.bf16x2"](pair, pair, one, addend))
+        T.evaluate(ptx("fma.rn.bf16x2")(pair, pair, one, addend))
 
 
 def pack(register: tirx.Expr, lower: tirx.Expr, upper: tirx.Expr, dtype: str) -> None:
     """Two float32 rounded to `dtype`, in one register."""
-    T.evaluate(T.ptx[f"cvt.rn.{_PTX_TYPES[dtype]}x2.f32"](register, upper, lower))
+    T.evaluate(ptx(f"cvt.rn.{_PTX_TYPES[dtype]}x2.f32")(register, upper, lower))
 
 
 def permute_bytes(result: tirx.Expr, low: tirx.Expr, high: tirx.Expr, selector: tirx.Expr) -> None:
     """Bytes of `low` (0 to 3) and `high` (4 to 7), by the nibbles of `selector` from the lowest."""
-    T.evaluate(T.ptx["prmt.b32"](result, low, high, selector))
+    T.evaluate(ptx("prmt.b32")(result, low, high, selector))
 
 
 def fused_multiply_add(result: tirx.Expr, a: tirx.Expr, b: tirx.Expr, addend: tirx.Expr) -> None:
     """result = a · b + addend in float32, rounded once."""
-    T.evaluate(T.ptx["fma.rn.f32"](result, a, b, addend))
+    T.evaluate(ptx("fma.rn.f32")(result, a, b, addend))
 
 
 def approximate_reciprocal(result: tirx.Expr, x: tirx.Expr) -> None:
     """result = 1 / x, one unit in the last place off at most; results below 2**-126 are 0."""
-    T.evaluate(T.ptx["rcp.approx.ftz.f32"](result, x))
+    T.evaluate(ptx("rcp.approx.ftz.f32")(result, x))
 
 
 def add_bytes(total: tirx.Expr, word: tirx.Expr) -> None:
     """total += the four int8 of `word`, in int32."""
-    T.evaluate(T.ptx["dp4a.s32.s32"](total, word, tirx.const(0x01010101, "int32"), total))
+    T.evaluate(ptx("dp4a.s32.s32")(total, word, tirx.const(0x01010101, "int32"), total))
 
 
 def load_words(registers: tirx.Buffer, first: int, shared: tirx.Expr, at: tirx.Expr) -> None:
@@ -178,23 +186,23 @@ def load_shared(
     registers: tirx.Buffer, first: int, shared: tirx.Expr, at: tirx.Expr, count: int
 ) -> None:
     """1, 2 or 4 words, `at` bytes behind `shared`, to registers[first:first + count]."""
-    load = T.ptx[f"ld.shared{_vector(count)}.{_WORDS[str(registers.dtype)]}"]
+    load = ptx(f"ld.shared{_vector(count)}.{_WORDS[str(registers.dtype)]}")
     T.evaluate(load(*_range(registers, first, count), shared + T.Cast("uint32", at)))
 
 
 def store_shared(shared: tirx.Expr, at: tirx.Expr, value: tirx.Expr) -> None:
     """A float32, `at` bytes behind `shared`."""
-    T.evaluate(T.ptx["st.shared.f32"](shared + T.Cast("uint32", at), value))
+    T.evaluate(ptx("st.shared.f32")(shared + T.Cast("uint32", at), value))
 
 
 def store_word(address: tirx.Expr, register: tirx.Expr) -> None:
     """Four bytes to global memory."""
-    T.evaluate(T.ptx["st.global.b32"](address, register))
+    T.evaluate(ptx("st.global.b32")(address, register))
 
 
 def store_words(address: tirx.Expr, values: Sequence[tirx.Expr]) -> None:
     """1, 2 or 4 float32 to global memory."""
-    T.evaluate(T.ptx[f"st.global{_vector(len(values))}.f32"](address, *values))
+    T.evaluate(ptx(f"st.global{_vector(len(values))}.f32")(address, *values))
 
 
 def opaque(constant: int) -> tirx.Expr:
@@ -204,7 +212,7 @@ def opaque(constant: int) -> tirx.Expr:
     lanes are active here, so that the mask of the active ones is -1.
     """
     active = local(1, "uint32")
-    T.evaluate(T.ptx["activemask.b32"](active[0]))
+    T.evaluate(ptx("activemask.b32")(active[0]))
     return active[0] + tirx.const(constant + 1, "uint32")
 
 
