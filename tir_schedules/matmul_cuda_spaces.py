@@ -53,8 +53,8 @@ _WARPGROUPS = {
 _FEW_LONG = {"9-16": Tile(2, 2, 4, 1, 1, 8, 3)}
 """In long stages."""
 
-_SOME_80 = Tile(1, 8, 4, 1, 1, 4, 4)
-"""Of 33 to 64 rows of quantized activations on sm_80; in shorter stages sums of groups spill."""
+_LONG_80 = {"17-32": Tile(2, 4, 4, 1, 1, 4, 4), "33-64": Tile(1, 8, 4, 1, 1, 4, 4)}
+"""Of quantized activations on sm_80: in shorter stages sums of groups spill."""
 
 _CHOICES = {
     "channels": (1, 2, 4),
@@ -97,7 +97,7 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
     elif _has_long_stages(operands):
         special = _FEW_LONG
     if operands.is_quantized and architecture(target) < 90:
-        special = {**special, "33-64": _SOME_80}
+        special = {**special, **_LONG_80}
     some = {bucket: (most, many) for bucket, most in _SOME.items()}
     for bucket, (most, tile) in {**_FEW, **some}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)

@@ -162,6 +162,7 @@ COUNTS = [
             ("sm_80", 16, {}, NATIVE, 0.80),
             ("sm_80", 1, {"group_size": -1}, NATIVE, 0.39),
             ("sm_80", 16, {"group_size": -1}, NATIVE, 0.48),
+            ("sm_80", 32, {}, NATIVE, 1.25),
             ("sm_80", 64, {}, NATIVE, 2.7),
             ("sm_80", 64, {"group_size": -1}, NATIVE, 1.05),
             ("sm_80", 4096, {}, NATIVE, 2.5),
