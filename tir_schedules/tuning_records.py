@@ -33,7 +33,8 @@ class Record:
     version `model` of the static model (None: measured). `seconds` are of these parameters, and
     `default_seconds` of the defaults (None: they failed): medians of calls with inputs out of
     cache, taken in the same minute; or, where ranked "static", lower bounds, which no device was
-    asked about, of the largest number of rows (1024 where there is none). `ties` other candidates
+    asked about, of the largest number of rows (1024 where there is none). Parameters that are not
+    named are the rule's own, all of them where the default is best. `ties` other candidates
     are too near to the best for the static model to tell. `cores` are threads, or multiprocessors.
     """
 

@@ -54,7 +54,7 @@ class SharedRun(StaticRun):
     """
 
     known: dict[tuple[Any, ...], Code] = field(default_factory=dict)
-    compiled: int = 2
+    compiled: int = 1
     _fresh: Counter[str] = field(default_factory=Counter)
 
     def _judged(self, task: Task, search: StaticSearch, batch: Sequence[Values]) -> list[Trial]:

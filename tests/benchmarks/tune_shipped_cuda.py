@@ -1,10 +1,11 @@
 """Rank the CUDA kernels that ship with a record, on no GPU, and write the database.
 
-    python tests/benchmarks/tune_shipped_cuda.py WORK_DIR [--trials 16] [--arch sm_90] [--only int8]
+    python tests/benchmarks/tune_shipped_cuda.py WORK_DIR [--trials 16] [--arch sm_90] [--only 640]
 
 The layers are those of Llama 3 8B and 70B and of Gemma 3 270M. Goes on where it was killed; another
 version of the kernels or of the model starts anew. Where the default wins, or ties, a record names
-no parameters.
+no parameters. Candidates are compiled for one number of rows: those that spill in a build for any
+number are then to be left out, see `test_shipped_cuda`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,8 @@ LLAMA_70B = ((8192, 8192), (1024, 8192), (10240, 8192), (57344, 8192), (28672, 8
 GEMMA = ((1024, 640), (256, 640), (640, 1024), (2048, 640), (640, 2048))
 FORMS = (
     (LLAMA_8B, 128, True, None),
-    (LLAMA_70B, 128, True, None),
     (GEMMA, 128, True, None),
-    (GEMMA, 32, False, None),
-    (LLAMA_8B, 128, True, "int8"),
-    (LLAMA_70B, 128, True, "int8"),
+    (LLAMA_70B, 128, True, None),
 )
 """Shapes, group size, symmetric, activation: the most used first."""
 DRAWN = 256
