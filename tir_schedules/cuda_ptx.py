@@ -162,6 +162,11 @@ def permute_bytes(result: tirx.Expr, low: tirx.Expr, high: tirx.Expr, selector: 
     T.evaluate(ptx("prmt.b32")(result, low, high, selector))
 
 
+def replicate_byte(result: tirx.Expr, word: tirx.Expr, byte: tirx.Expr) -> None:
+    """In every byte of the result the one of `word` whose number `byte` is modulo 4."""
+    T.evaluate(T.ptx["prmt.b32.rc8"](result, word, word, byte))
+
+
 def fused_multiply_add(result: tirx.Expr, a: tirx.Expr, b: tirx.Expr, addend: tirx.Expr) -> None:
     """result = a · b + addend in float32, rounded once."""
     T.evaluate(ptx("fma.rn.f32")(result, a, b, addend))

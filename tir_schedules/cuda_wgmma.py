@@ -71,6 +71,15 @@ def publish_copies() -> None:
     T.evaluate(T.ptx["fence.proxy.async.shared::cta"]())
 
 
+def set_register(register: tirx.Expr, value: tirx.Expr) -> None:
+    """register = value, by an instruction: what sums start with, before the next products begin.
+
+    The compiler would put constants between the products, which ptxas then makes wait for each
+    other.
+    """
+    T.evaluate(T.ptx["mov.b32"](register, value))
+
+
 def begin_products() -> None:
     """The registers of the next products are written."""
     T.evaluate(T.ptx["wgmma.fence.sync.aligned"]())

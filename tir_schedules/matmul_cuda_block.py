@@ -53,6 +53,8 @@ class Block:
 
     @property
     def warp_k(self) -> tirx.Expr:
+        if self.tile.warps_k == 1:
+            return tirx.const(0, "int32")
         return self.warp // (self.tile.warps_m * self.tile.warps_n)
 
     def group(self, unit: tirx.Expr) -> tirx.Expr:

@@ -1,81 +1,146 @@
-"""How the operands of a CUDA INT4 product arrive in shared memory."""
+"""How the operands of a CUDA INT4 product arrive in shared memory.
+
+An operand is a matrix, of which a block copies some rows, in each stage the bytes behind those of
+the stage before. A thread keeps one address of each, to which every copy adds a number of bytes.
+Zeros arrive for rows and bytes that there are not.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import tirx
+from tvm.sym import Analyzer
 from tvm.tirx.script import builder as T
 
 from .cuda_ptx import copy_chunk
 from .cuda_wgmma import ROW_BYTES, swizzled
+from .emit import int64
 from .matmul_cuda_block import Block, int64_of
 from .matmul_cuda_tile import CHANNELS, LANES, PIECE, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
+from .tir_nodes import is_const
 
 _CONTIGUOUS = 8
 """Pieces of a row, a cache line, that threads side by side have at least."""
 
+Index: TypeAlias = tirx.Expr | int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of an operand that a block reads: `count` of them from `first` on.
+
+    `pitch` are the bytes of a row, `left` is how many rows there are; None: all that are read.
+    """
+
+    buffer: tirx.Buffer
+    pitch: int
+    first: tirx.Expr
+    count: int
+    left: tirx.Expr | None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What arrives of a row in a stage, in pieces of `size` bytes.
+
+    Those of stage s start `first + further(s)` bytes behind the start of the row; the first part is
+    added up once. `are_there`: no stage has pieces behind the end of the row.
+    """
+
+    size: int
+    per_row: int
+    first: Index
+    further: Callable[[Index], Index]
+    are_there: bool
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What a thread copies of an operand.
+
+    It is `piece` of `row`, whose `address` in the first stage it keeps, every `across`th piece
+    behind it, and the same of every `down`th row below; `left` are the bytes of a row from there.
+    """
+
+    rows: Rows
+    pieces: Pieces
+    place: Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
+    address: tirx.Expr
+    left: tirx.Expr
+    row: tirx.Expr
+    piece: tirx.Expr
+    down: int
+    across: int
+
+    def start(self, step: Index, slice_: tirx.Expr) -> None:
+        """Start to copy what a stage has; stages count from the first one of this block."""
+        size, count = self.pieces.size, self.rows.count
+        further = self.pieces.further(step)
+        address = T.Bind(_behind(self.address, int64_of(further)))
+        for below in range(0, count, self.down):
+            is_mine = True if count - below >= self.down else self.row + below < count
+            line = T.Bind(_behind(address, int64(below * self.rows.pitch)))
+            for more in range(0, self.pieces.per_row, self.across):
+                is_there = self._is_there(below, further + more * size)
+                to = self.place(self.row + below, (self.piece + more) * size)
+                copy_chunk(slice_, to, _behind(line, int64(more * size)), is_there, size, is_mine)
+
+    def _is_there(self, below: int, byte: Index) -> tirx.Expr | bool:
+        found = [] if self.rows.left is None else [self.row + below < self.rows.left]
+        if not self.pieces.are_there:
+            found.append(byte < self.left)
+        return tirx.all(*found) if found else True
+
+
+def _behind(address: tirx.Expr, byte: tirx.Expr) -> tirx.Expr:
+    return address if is_const(byte, 0) else T.handle_add_byte_offset(address, byte)
+
 
 @dataclass(frozen=True)
 class Copies:
-    """The asynchronous copies of a block, shared out among the warps that read a slice."""
+    """The asynchronous copies of a block, shared out among the warps that read a slice.
+
+    `first_unit` is the first of this warp's slice in the first stage of the block.
+    """
 
     block: Block
+    first_unit: tirx.Expr
+
+    def streams(self) -> list[Stream]:
+        stage, is_quantized = self.block.stage, self.block.operands.is_quantized
+        found = [self._codes(), self._activations()]
+        if stage.groups:
+            found.append(self._scales())
+        if stage.has_zeros:
+            found.append(self._zeros())
+        if stage.groups and is_quantized:
+            found.append(self._activation_scales())
+        if stage.has_zeros and is_quantized:
+            found.append(self._activation_sums())
+        return found
 
     @property
-    def _all_units_exist(self) -> bool:
-        return self.block.operands.units % self.block.tile.step_units == 0
+    def _steps(self) -> int:
+        """Stages of all blocks along k."""
+        return self.block.operands.steps(self.block.tile)
 
-    def start(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        """Start to copy the operands of a slice."""
-        self._codes(first_unit, slice_)
-        self._activations(first_unit, slice_)
-        if self.block.stage.groups:
-            self._scales(first_unit, slice_)
-        if self.block.stage.has_zeros:
-            self._zeros(first_unit, slice_)
-        if self.block.stage.groups and self.block.operands.is_quantized:
-            self._activation_scales(first_unit, slice_)
+    def _codes(self) -> Stream:
+        operands, size = self.block.operands, self.block.tile.units * UNIT_BYTES
+        rows = self._channels(operands.weight.codes, operands.units * UNIT_BYTES)
+        pieces = self._following(rows, PIECE, self.first_unit * UNIT_BYTES, size)
+        return self._stream(rows, pieces, lambda row, byte: row * size + byte)
 
-    def _codes(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        codes, units = self.block.operands.weight.codes, self.block.operands.units
-        per_tile = self.block.tile.units * UNIT_BYTES // PIECE
-        for tile, piece, more, is_mine in self._pieces(self.block.tile.channel_tiles, per_tile):
-            at = first_unit + piece // LANES, piece % LANES * (PIECE // 4)
-            source = codes[self.block.channel(tile), *map(int64_of, at)]
-            exists = self._all_units_exist or first_unit + (piece + more) // LANES < units
-            to = (tile * per_tile + piece + more) * PIECE
-            self._copy(slice_, to, source, more * PIECE, exists, PIECE, is_mine)
-
-    def _activations(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
+    def _activations(self) -> Stream:
         operands, stage = self.block.operands, self.block.stage
-        each = operands.per_element
-        size = math.gcd(operands.k, PIECE * UNIT // stage.unit_bytes)  # columns of a piece
-        per_row, wide = self.block.tile.units * UNIT // size, size * stage.unit_bytes // UNIT
-        for row, piece, more, is_mine in self._pieces(stage.tokens * stage.terms, per_row):
-            at = first_unit * (UNIT // each) + piece * (size // each)
-            source = operands.x[self._row(row) * (operands.k // each) + int64_of(at)]
-            exists = self._whole_columns or at + more * (size // each) < operands.k // each
-            to = self._place(row, (piece + more) * wide)
-            self._copy(slice_, to, source, more * wide, exists, wide, is_mine)
-
-    def _copy(
-        self,
-        slice_: tirx.Expr,
-        to: tirx.Expr,
-        source: tirx.Expr,
-        offset: int,
-        exists: tirx.Expr | bool,
-        size: int,
-        is_mine: tirx.Expr | bool,
-    ) -> None:
-        """From `offset` bytes behind `source` on: a constant that is no part of an index."""
-        address = T.address_of(source)
-        if offset:
-            address = T.handle_add_byte_offset(address, offset)
-        copy_chunk(slice_, to, address, exists, size, is_mine)
+        pitch = operands.k * stage.unit_bytes // UNIT
+        rows = self._tokens(operands.x, pitch, stage.tokens * stage.terms, stage.terms)
+        first, per_stage = self.first_unit * stage.unit_bytes, stage.tile.units * stage.unit_bytes
+        pieces = self._following(rows, math.gcd(pitch, PIECE), first, per_stage)
+        return self._stream(rows, pieces, self._place)
 
     def _place(self, row: tirx.Expr, byte: tirx.Expr) -> tirx.Expr:
         """Of a byte of activations in its slice, see `Stage`."""
@@ -85,85 +150,102 @@ class Copies:
         atoms = byte // ROW_BYTES * (stage.tokens * ROW_BYTES)
         return stage.activations + atoms + swizzled(row, byte % ROW_BYTES)
 
-    def _row(self, row: tirx.Expr) -> tirx.Expr:
-        """The last one instead of those behind it; their results are dropped."""
-        block, terms = self.block, self.block.stage.terms
-        here = block.first_row * terms + int64_of(row)
-        return tirx.min(here, block.operands.rows * terms - 1) if block.stage.tokens > 1 else here
-
-    def _activation_scales(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        """Scales of quantized activations and, for zero points, sums."""
+    def _scales(self) -> Stream:
         operands, stage = self.block.operands, self.block.stage
-        scales, sums, together = operands.x_scale, operands.x_sums, operands.groups_per_scale
-        assert scales is not None
-        assert sums is not None
-        for row, piece, is_mine in self._whole_pieces(stage.token_pitch, stage.groups):
-            exists = self.block.group(first_unit) + piece < operands.groups
-            group = tirx.min(self.block.group(first_unit) + piece, operands.groups - 1)
-            at = (piece * stage.token_pitch + row) * 4
-            here = tirx.min(self.block.first_row + int64_of(row), operands.rows - 1)
-            part, parts = group // together, operands.groups // together
-            source = scales[here * parts + int64_of(part)]
-            copy_chunk(slice_, stage.activation_scales + at, T.address_of(source), True, 4, is_mine)
-            if stage.has_zeros:
-                source = sums[here * operands.groups + int64_of(group)]
-                to = stage.activation_sums + at
-                copy_chunk(slice_, to, T.address_of(source), exists, 4, is_mine)
+        group = CHANNELS * stage.scale_width
+        rows = self._channels(operands.weight.scale, operands.groups * group)
+        first, size = self.block.group(self.first_unit) * group, stage.groups * group
+        pieces = self._following(rows, PIECE, first, size)
+        return self._stream(rows, pieces, lambda row, byte: stage.scales + row * size + byte)
 
-    @property
-    def _whole_columns(self) -> bool:
-        """Whether activations have all columns that units have, which may end with padding."""
-        return self._all_units_exist and self.block.operands.k == self.block.operands.units * UNIT
-
-    def _scales(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        stage, scale = self.block.stage, self.block.operands.weight.scale
-        per_group = CHANNELS * stage.scale_width // PIECE
-        per_tile = stage.groups * per_group
-        for tile, piece, is_mine in self._whole_pieces(self.block.tile.channel_tiles, per_tile):
-            group = self.block.group(first_unit) + piece // per_group
-            if self.block.operands.groups % (stage.groups * self.block.tile.warps_k):
-                group = tirx.min(group, self.block.operands.groups - 1)
-            first = piece % per_group * (PIECE // stage.scale_width)
-            at = self.block.channel(int64_of(tile)), int64_of(group), int64_of(first)
-            to = stage.scales + (tile * per_tile + piece) * PIECE
-            copy_chunk(slice_, to, T.address_of(scale[at]), True, PIECE, is_mine)
-
-    def _zeros(self, first_unit: tirx.Expr, slice_: tirx.Expr) -> None:
-        """Words of four groups."""
-        stage, zeros = self.block.stage, self.block.operands.weight.zero_point
+    def _zeros(self) -> Stream:
+        """Words of four groups; stages of fewer share one."""
+        operands, stage = self.block.operands, self.block.stage
+        zeros, size = operands.weight.zero_point, stage.zero_words * ZERO_BYTES
         assert zeros is not None
-        per_tile = stage.zero_words * ZERO_BYTES // PIECE
-        for tile, piece, is_mine in self._whole_pieces(self.block.tile.channel_tiles, per_tile):
-            last = (self.block.operands.groups - 1) // ZERO_GROUPS
-            word = self.block.group(first_unit) // ZERO_GROUPS + piece // (ZERO_BYTES // PIECE)
-            first = piece % (ZERO_BYTES // PIECE) * (PIECE // 4)
-            at = self.block.channel(int64_of(tile)), int64_of(tirx.min(word, last)), int64_of(first)
-            to = stage.zeros + (tile * per_tile + piece) * PIECE
-            copy_chunk(slice_, to, T.address_of(zeros[at]), True, PIECE, is_mine)
+        rows = self._channels(zeros, -(-operands.groups // ZERO_GROUPS) * ZERO_BYTES)
+        pieces = self._of_groups(PIECE, size, ZERO_GROUPS, ZERO_BYTES)
+        return self._stream(rows, pieces, lambda row, byte: stage.zeros + row * size + byte)
 
-    def _pieces(
-        self, rows: int, per_row: int
-    ) -> Iterator[tuple[tirx.Expr, tirx.Expr, int, tirx.Expr | bool]]:
-        """What this thread copies, of those that share its slice: rows, and of each some pieces.
+    def _activation_scales(self) -> Stream:
+        operands, stage = self.block.operands, self.block.stage
+        scales, together = operands.x_scale, operands.groups_per_scale
+        assert scales is not None
+        return self._words(scales, together, stage.parts, stage.activation_scales)
 
-        They are (row, piece + more): threads side by side have pieces side by side. `more` is a
-        constant, and rows are few, since a copy takes a small constant in its address for free.
+    def _activation_sums(self) -> Stream:
+        sums = self.block.operands.x_sums
+        assert sums is not None
+        return self._words(sums, 1, self.block.stage.groups, self.block.stage.activation_sums)
+
+    def _words(self, buffer: tirx.Buffer, together: int, per_stage: int, start: int) -> Stream:
+        """A word of each token, for so many groups `together`."""
+        operands, stage = self.block.operands, self.block.stage
+        rows = self._tokens(buffer, operands.groups // together * 4, stage.token_pitch)
+        pieces = self._of_groups(4, per_stage * 4, together, 4)
+        return self._stream(
+            rows, pieces, lambda row, byte: start + byte * stage.token_pitch + stage.place(row) * 4
+        )
+
+    def _of_groups(self, size: int, per_stage: int, together: int, each: int) -> Pieces:
+        """In rows that have `each` bytes for some groups `together`; stages may share these."""
+        groups = self.block.stage.groups
+        first, more, apart = self.block.group(self.first_unit), groups * self.block.tile.warps_k, 0
+        are_aligned = groups % together == 0 or together % groups == 0
+        are_there = are_aligned and self.block.operands.groups == more * self._steps
+        if Analyzer().can_prove(first % together == 0):
+            first, apart = tirx.const(0, "int32"), first // together * each
+
+        def further(step: Index) -> Index:
+            return (first + step * more) // together * each
+
+        return Pieces(size, per_stage // size, apart, further, are_there)
+
+    def _channels(self, buffer: tirx.Buffer, pitch: int) -> Rows:
+        """Tiles of channels."""
+        block = self.block
+        tiles = int64(block.operands.channel_tiles)
+        return _rows(buffer, pitch, block.first_channel_tile, block.tile.channel_tiles, tiles)
+
+    def _tokens(self, buffer: tirx.Buffer, pitch: int, count: int, terms: int = 1) -> Rows:
+        block = self.block
+        return _rows(buffer, pitch, block.first_row * terms, count, block.operands.rows * terms)
+
+    def _following(self, rows: Rows, size: int, first: tirx.Expr, per_stage: int) -> Pieces:
+        """Bytes behind those of the stage before, by the slices of the warps along k."""
+        together = per_stage * self.block.tile.warps_k
+        return Pieces(
+            size,
+            per_stage // size,
+            first,
+            lambda step: step * together,
+            rows.pitch == together * self._steps,
+        )
+
+    def _stream(
+        self, rows: Rows, pieces: Pieces, place: Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
+    ) -> Stream:
+        """Threads side by side have pieces side by side, and rows are few for a thread: a copy
+        takes a small constant in its address for free.
         """
         sharing = self.block.tile.warps_n * self.block.tile.warps_m
         threads = sharing * LANES
-        thread = self.block.warp % sharing * LANES + self.block.lane
-        across = min(per_row, max(_CONTIGUOUS, threads // rows))
-        while per_row % across or threads % across:
+        across = min(pieces.per_row, max(_CONTIGUOUS, threads // rows.count))
+        while pieces.per_row % across or threads % across:
             across -= 1
-        down = threads // across
-        for step in range(-(-rows // down)):
-            row = thread // across + step * down
-            is_mine = True if rows % down == 0 else row < rows
-            for more in range(0, per_row, across):
-                yield row, thread % across, more, is_mine
+        thread = self.block.warp % sharing * LANES + self.block.lane
+        row, piece = thread // across, thread % across
+        first = pieces.first + piece * pieces.size
+        start = T.address_of(rows.buffer[tuple(int64(0) for _ in rows.buffer.shape)])
+        behind = (rows.first + int64_of(row)) * rows.pitch + int64_of(first)
+        address = T.Bind(T.handle_add_byte_offset(start, behind))
+        left = rows.pitch - first
+        return Stream(rows, pieces, place, address, left, row, piece, threads // across, across)
 
-    def _whole_pieces(
-        self, rows: int, per_row: int
-    ) -> Iterator[tuple[tirx.Expr, tirx.Expr, tirx.Expr | bool]]:
-        for row, piece, more, is_mine in self._pieces(rows, per_row):
-            yield row, piece + more, is_mine
+
+def _rows(buffer: tirx.Buffer, pitch: int, first: tirx.Expr, count: int, there: tirx.Expr) -> Rows:
+    """`there` are the rows of the whole operand."""
+    if isinstance(there, tirx.IntImm) and there.value % count == 0:
+        return Rows(buffer, pitch, first, count, None)
+    left = T.Bind(T.Cast("int32", tirx.min(there - first, int64(count))))
+    return Rows(buffer, pitch, first, count, left)

@@ -34,6 +34,7 @@ class HalfProducts(Products):
     """`masks` are those of low and of high nibbles."""
 
     columns: ClassVar[int] = 16
+    together: ClassVar[int] = 8
 
     masks: tirx.Buffer
 
@@ -59,7 +60,7 @@ class HalfProducts(Products):
         units = [_PAIR << high for high in _HIGH[self.kind]]
         if self.block.operands.weight.zero_point is None:
             return [word(base + 8 * unit) for base, unit in zip(bases, units, strict=True)]
-        byte, minus = self.zero_byte(channel, group, twice=True), local(2, "uint32")
+        byte, minus = self.zero_byte(channel, group), local(2, "uint32")
         for u in range(2):
             high = _HIGH[self.kind][u]
             value = byte >> word(4 * u - high) if 4 * u > high else byte

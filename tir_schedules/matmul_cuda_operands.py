@@ -101,5 +101,21 @@ class Operands:
         if not tile.wgmma and self.most is not None:
             tokens = min(tokens, self.most)
         zeros = self.is_grouped and self.weight.zero_point is not None
-        quantized = self.is_quantized
-        return Stage(tile, tokens, self.unit_bytes, groups, scale, zeros, quantized, self.terms)
+        return Stage(
+            tile=tile,
+            tokens=tokens,
+            unit_bytes=self.unit_bytes,
+            groups=groups,
+            parts=self._parts(groups),
+            scale_width=scale,
+            has_zeros=zeros,
+            is_quantized=self.is_quantized,
+            terms=self.terms,
+        )
+
+    def _parts(self, groups: int) -> int:
+        """Parts of activations that share a scale, among which so many groups of a slice are."""
+        together = self.groups_per_scale
+        if groups % together and together % groups:
+            return (groups - 2) // together + 2
+        return -(-groups // together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -25,8 +25,12 @@ def add_up_block(
 ) -> None:
     """Add up what the warps along k have, in their order, by way of shared memory.
 
-    To `partial` (split, m, n) if there are several blocks along k, else to the epilogue.
+    To `partial` (split, m, n) if there are several blocks along k, else to the epilogue. Those of
+    one warp go to `partial` as they are, eight channels, a sector of 32 bytes, at a time.
     """
+    if partial is not None and block.tile.warps_k == 1:
+        _store_sums(block, sums, partial)
+        return
     wait_for_copies()  # none is under way; and no warp reads operands any more
     _write_sums(block, sums)
     synchronize()
@@ -52,17 +56,39 @@ def add_up_block(
 
 
 def _write_sums(block: Block, sums: tirx.Buffer) -> None:
-    stage, tile, lane = block.stage, block.tile, block.lane
+    stage, tile = block.stage, block.tile
+    for row, values in _rows_of_lane(block, sums):
+        with when(stage.tokens >= tile.block_tokens or row < stage.tokens):
+            for channel, value in values:
+                at = (block.warp_k * stage.tokens + row) * stage.sum_pitch + channel
+                store_shared(block.shared, at * 4, value)
+
+
+def _store_sums(block: Block, sums: tirx.Buffer, partial: tirx.Buffer) -> None:
+    columns, rows = int(partial.shape[2]), block.operands.rows
+    first = block.first_channel_tile * CHANNELS
+    for row, values in _rows_of_lane(block, sums):
+        here = block.first_row + int64_of(row)
+        with when(here < rows):
+            for channel, value in values:
+                column = first + int64_of(channel)
+                with when(columns % block.tile.block_channels == 0 or column < columns):
+                    T.buffer_store(partial, value, [int64_of(block.part), here, column])
+
+
+def _rows_of_lane(
+    block: Block, sums: tirx.Buffer
+) -> Iterator[tuple[tirx.Expr, list[tuple[tirx.Expr, tirx.Expr]]]]:
+    """Tokens of the block of which this lane has sums, and those by channel of the block."""
+    tile, lane = block.tile, block.lane
     for token in range(tile.tokens):
         for e in range(2):
-            row = (block.warp_m * tile.tokens + token) * TOKENS + lane % 4 * 2 + e
-            with when(stage.tokens >= tile.block_tokens or row < stage.tokens):
-                for channel in range(tile.channels):
-                    first = (block.warp_n * tile.channels + channel) * CHANNELS + lane // 4
-                    for u in range(2):
-                        at = (block.warp_k * stage.tokens + row) * stage.sum_pitch + first + 8 * u
-                        value = sums[(channel * tile.tokens + token) * 4 + 2 * u + e]
-                        store_shared(block.shared, at * 4, value)
+            values = []
+            for channel in range(tile.channels):
+                first = (block.warp_n * tile.channels + channel) * CHANNELS + lane // 4
+                at = (channel * tile.tokens + token) * 4 + e
+                values += [(first + 8 * u, sums[at + 2 * u]) for u in range(2)]
+            yield (block.warp_m * tile.tokens + token) * TOKENS + lane % 4 * 2 + e, values
 
 
 def _totals(block: Block, token: tirx.Expr, channel: tirx.Expr) -> tirx.Buffer:

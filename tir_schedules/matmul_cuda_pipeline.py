@@ -20,20 +20,26 @@ Visit: TypeAlias = Callable[[tirx.Expr, tirx.Expr], None]
 
 def for_each_stage(block: Block, visit: Visit) -> None:
     """`visit` each stage: the first unit of this warp's slice, and where the slice lies."""
-    tile, stage, operands, copies = block.tile, block.stage, block.operands, Copies(block)
+    tile, stage, operands = block.tile, block.stage, block.operands
     ahead, steps = tile.stages - 1, operands.steps_of_part(tile)
     first, count = 0, steps
     if tile.split > 1:
         first = block.part * steps
         count = tirx.min(operands.steps(tile) - first, steps)
+    streams = Copies(block, _unit(block, first)).streams()
+
+    def start(step: tirx.Expr | int, slot: tirx.Expr) -> None:
+        for stream in streams:
+            stream.start(step, slot)
+
     own = block.shared + T.Cast("uint32", block.warp_k * stage.slice)
     for step in range(ahead):
         if step < steps:
             with when(step < count):
                 slot = own + tirx.const(step * stage.bytes, "uint32")
-                copies.start(_unit(block, first + step), slot)
+                start(step, slot)
         commit_copies()
-    slots = local(2, "uint32")  # the stage that is multiplied, and the one before it
+    slots = local(2, "uint32")  # the stage that is multiplied next, and the last one
     T.buffer_store(slots, tirx.const(0, "uint32"), [0])
     T.buffer_store(slots, tirx.const(ahead * stage.bytes, "uint32"), [1])
     with T.serial(0, count) as step:
@@ -42,10 +48,10 @@ def for_each_stage(block: Block, visit: Visit) -> None:
             publish_copies()
         _meet(block)
         with when(step + ahead < count):
-            copies.start(_unit(block, first + (step + ahead)), own + slots[1])
+            start(step + ahead, own + slots[1])
         commit_copies()
-        visit(_unit(block, first + step), own + slots[0])
         _advance(slots, stage)
+        visit(_unit(block, first + step), own + slots[1])
 
 
 def _unit(block: Block, step: tirx.Expr | int) -> tirx.Expr:
@@ -63,7 +69,7 @@ def _meet(block: Block) -> None:
 
 def _advance(slots: tirx.Buffer, stage: Stage) -> None:
     size, last = stage.bytes, stage.pipeline_bytes - stage.bytes
-    following, here = slots[0] + tirx.const(size, "uint32"), slots[0]
-    T.buffer_store(slots, here, [1])
+    T.buffer_store(slots, slots[0], [1])
     is_last = slots[1] == tirx.const(last, "uint32")
+    following = slots[1] + tirx.const(size, "uint32")
     T.buffer_store(slots, T.Select(is_last, tirx.const(0, "uint32"), following), [0])

@@ -11,13 +11,14 @@ from typing import Any, ClassVar, Self
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .cuda_ptx import load_matrices, load_shared, local, multiply_add, permute_bytes
+from .cuda_ptx import load_matrices, load_shared, local, multiply_add, replicate_byte
 from .cuda_wgmma import (
     ROW_BYTES,
     STEP_BYTES,
     begin_products,
     descriptor,
     descriptor_start,
+    set_register,
     start_product,
     wait_for_products,
 )
@@ -25,9 +26,6 @@ from .emit import int64
 from .matmul_cuda_block import Block, int64_of
 from .matmul_cuda_tile import CHANNELS, TOKENS, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
 from .tir_nodes import is_const
-
-_TOGETHER = 2
-"""Tiles of tokens whose products run side by side: each waits for the last one of its sum."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,9 @@ class Products(ABC):
 
     columns: ClassVar[int]
     """Of one product on tensor cores."""
+
+    together: ClassVar[int]
+    """Tiles of tokens whose products run side by side: each waits for the last one of its sum."""
 
     block: Block
     sums: tirx.Buffer
@@ -113,8 +114,9 @@ class Products(ABC):
             if tile.wgmma:
                 self._multiply_by_warpgroup(weights, scales, group)
                 continue
-            for first in range(0, tile.tokens, _TOGETHER):
-                tokens = range(first, min(first + _TOGETHER, tile.tokens))
+            together = 2 if self.block.stage.terms > 1 else self.together
+            for first in range(0, tile.tokens, together):
+                tokens = range(first, min(first + together, tile.tokens))
                 self._multiply(weights, scales, tokens, group)
 
     def at(self, token: int, channel: int) -> int:
@@ -189,7 +191,7 @@ class Products(ABC):
         for total in totals.values():
             for i, value in enumerate(total.start or []):
                 if not is_const(value, 0):
-                    T.buffer_store(total.buffer, value, [total.first + i])
+                    set_register(total.buffer[total.first + i], value)
         first_column = descriptor_start(group.slice)
         begin_products()
         for step in range(group.steps):
@@ -239,8 +241,8 @@ class Products(ABC):
         values = [scale[self.block.channel_pair(index, u)].astype("float32") for u in range(2)]
         return [T.Bind(_scaled(value, factor)) for value in values]
 
-    def zero_byte(self, channel: int, group: Group, twice: bool = False) -> tirx.Expr:
-        """The zero points of channels 0…7 and, four bits on, of 8…15; `twice` also 16 bits on."""
+    def zero_byte(self, channel: int, group: Group) -> tirx.Expr:
+        """Zero points of channels 0…7 and, four bits on, of 8…15, in every byte."""
         words, byte = local(2, "uint32"), local(1, "uint32")
         block, tile = self.block, self.channel_tile(channel)
         if block.stage.has_zeros:
@@ -252,11 +254,8 @@ class Products(ABC):
             assert zeros is not None
             at = block.channel(tile), int64(0), int64_of(block.lane // 4)
             T.buffer_store(words, zeros[at], [0])
-        index = group.index % ZERO_GROUPS
-        if block.stage.groups < ZERO_GROUPS:
-            index = group.number % ZERO_GROUPS
-        selector = index * (0x0101 if twice else 1) + (0x4040 if twice else 0x4440)
-        permute_bytes(byte[0], words[0], word(0), T.Cast("uint32", selector))
+        at_byte = group.number if block.stage.groups < ZERO_GROUPS else group.index
+        replicate_byte(byte[0], words[0], T.Cast("uint32", at_byte))
         return byte[0]
 
 

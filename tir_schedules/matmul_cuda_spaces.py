@@ -29,10 +29,12 @@ _FEW = {
 _SOME = {"33-64": 64, "65-256": 256}
 """256 rows of 1024 channels are 16 tiles of 128, an eighth of what a GPU runs at a time."""
 
-_FEW_ROWS = 64
-
 _MANY = {80: Tile(1, 8, 4, 2, 1, 2, 4), 90: Tile(2, 8, 4, 1, 1, 2, 4)}
-"""By the oldest architecture: on sm_80 the sums of the second one leave registers."""
+"""By the oldest architecture: on sm_80 the sums of the second one leave registers, but those of
+INT8 groups."""
+
+_INT8_GROUPS = {"33-64": Tile(2, 8, 4, 1, 1, 4, 3)}
+"""Of INT8 activations and groups without zero points: with them sums leave registers."""
 
 _FEW_TERMS = {
     "2-8": Tile(2, 1, 4, 1, 1, 2, 4),
@@ -49,6 +51,15 @@ _WARPGROUPS = {
     "257+": Tile(1, 16, 8, 1, 1, 2, 4, wgmma=1),
 }
 """Instead of those, where there are products of warpgroups and enough channels for them."""
+
+_SMALL_GROUP_WARPGROUPS = {"33-64": Tile(2, 8, 4, 1, 1, 2, 4, wgmma=1)}
+"""Of float activations and groups of less than 128 columns, whose sums leave registers else."""
+
+_INT8_WARPGROUPS = {
+    "17-32": Tile(2, 4, 4, 1, 1, 4, 3, wgmma=1),
+    "257+": Tile(1, 16, 8, 1, 1, 4, 3, wgmma=1),
+}
+"""Rows of activations have half the bytes: stages are as long as those of float ones."""
 
 _FEW_LONG = {"9-16": Tile(2, 2, 4, 1, 1, 8, 3)}
 """In long stages."""
@@ -96,8 +107,12 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
         many, special = _MANY_TERMS, _FEW_TERMS
     elif _has_long_stages(operands):
         special = _FEW_LONG
+    elif _is_int8(operands) and operands.is_grouped:
+        special = _INT8_GROUPS
     if operands.is_quantized and architecture(target) < 90:
         special = {**special, **_LONG_80}
+    if _is_int8(operands) and operands.is_grouped:
+        many = _MANY[90]
     some = {bucket: (most, many) for bucket, most in _SOME.items()}
     for bucket, (most, tile) in {**_FEW, **some}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)
@@ -108,12 +123,16 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
 
 
 def _warpgroup_spaces(operands: Operands, spaces: Spaces, target: Target) -> Spaces:
-    """Of sm_90a. Up to 64 rows of INT8 activations gain little: ptxas adds waits for sums."""
-    found = {}
-    for bucket, tile in _WARPGROUPS.items():
+    """Of sm_90a."""
+    found, special = {}, {}
+    if operands.is_quantized:
+        special = _INT8_WARPGROUPS
+    elif operands.weight.group_size < 2 * UNIT:
+        special = _SMALL_GROUP_WARPGROUPS
+    for bucket, tile in {**_WARPGROUPS, **special}.items():
         most, default = spaces[bucket].most, spaces[bucket].default
         fills = 2 * operands.channel_tiles > tile.channels * WARPGROUP
-        if fills and not (operands.is_quantized and most is not None and most <= _FEW_ROWS):
+        if fills:
             default = _fitted(operands, tile, most, target)
         choices = {**spaces[bucket].choices, **_WARPGROUP_CHOICES}
         found[bucket] = replace(spaces[bucket], default=default, choices=choices)
@@ -171,6 +190,10 @@ def _one_row(operands: Operands, target: Target) -> Tile:
     return Tile(channels, 1, 1, 1, 1 << max(0, warps.bit_length() - 1), units, 16 // units)
 
 
+def _is_int8(operands: Operands) -> bool:
+    return operands.is_quantized and not operands.is_packed
+
+
 def _has_long_stages(operands: Operands) -> bool:
     """Copies of zero points of groups cost less in them; where INT4 activations become INT8, ptxas
     needs fewer registers."""
@@ -192,8 +215,9 @@ def _fitted(operands: Operands, tile: Tile, most: int | None, target: Target) ->
         tile = replace(tile, warps_k=tile.warps_k // 2)
     while tile.tokens > 1 and tile_fault(operands, tile, target):
         tile = _less_memory(tile)
-    if most is not None:
-        tile = replace(tile, split=_split(operands, tile, target))
+    if most is None:
+        return tile  # there are blocks enough: what more stages take, another block needs
+    tile = replace(tile, split=_split(operands, tile, target))
     return _with_stages(operands, tile, target)
 
 

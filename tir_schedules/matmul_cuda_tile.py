@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from .cuda_wgmma import ATOM_BYTES
 
 CHANNELS, TOKENS = 16, 8
@@ -84,7 +86,7 @@ class Stage:
     """Where the operands of a stage lie in shared memory, in bytes.
 
     A slice for each warp along k holds (codes, activations, scales, zero points) and, of quantized
-    activations, by group and token (scales, sums). Rows of activations are 16 bytes apart from a
+    activations, scales by part and sums by group. Rows of activations are 16 bytes apart from a
     multiple of 32, so that eight of them lie in different banks. For `wgmma` they are cut into
     pieces of 128 bytes, the first ones of all rows before the second ones, and 16 bytes of a piece
     change places by the row, see `cuda_wgmma`.
@@ -97,6 +99,8 @@ class Stage:
         Of the activations of a unit.
     groups : int
         Groups of the weight in a slice, 0 if each channel is one group.
+    parts : int
+        And parts of quantized activations that share a scale.
     scale_width : int
         Bytes of a scale.
     has_zeros : bool
@@ -109,6 +113,7 @@ class Stage:
     tokens: int
     unit_bytes: int
     groups: int
+    parts: int
     scale_width: int
     has_zeros: bool
     is_quantized: bool
@@ -147,12 +152,26 @@ class Stage:
 
     @property
     def activation_sums(self) -> int:
-        return self.activation_scales + self.groups * self.token_pitch * 4 * self.is_quantized
+        return self.activation_scales + self.parts * self.token_pitch * 4 * self.is_quantized
 
     @property
     def token_pitch(self) -> int:
         """Tokens from one group to the next: lanes read those of a pair."""
         return -(-self.tokens // 2) * 2
+
+    @property
+    def pairs_tiles(self) -> bool:
+        """Whether what a lane reads of two tiles of tokens lies side by side."""
+        return self.tile.tokens % 2 == 0 and self.tokens == self.tile.block_tokens
+
+    def place(self, token: tirx.Expr) -> tirx.Expr:
+        """Of a token among the words of a group or part: a lane reads those of two tokens of a tile
+        at once, or of two tiles.
+        """
+        if not self.pairs_tiles:
+            return token
+        pair, inside = token // (2 * TOKENS), token % (2 * TOKENS)
+        return pair * (2 * TOKENS) + inside % TOKENS // 2 * 4 + inside // TOKENS * 2 + inside % 2
 
     @property
     def slice(self) -> int:
@@ -166,12 +185,12 @@ class Stage:
     @property
     def copied(self) -> int:
         """Bytes that arrive for a stage: all but what only keeps others in place."""
-        tiles, sums = self.tile.channel_tiles, self.has_zeros + 1
+        tiles, words = self.tile.channel_tiles, self.parts + self.groups * self.has_zeros
         codes = tiles * self.tile.units * UNIT_BYTES
         activations = self.tokens * self.terms * self.tile.units * self.unit_bytes
         scales = tiles * self.groups * CHANNELS * self.scale_width
         zeros = tiles * self.zero_words * ZERO_BYTES * self.has_zeros
-        tokens = self.groups * self.token_pitch * 4 * sums * self.is_quantized
+        tokens = words * self.token_pitch * 4 * self.is_quantized
         return (codes + activations + scales + zeros + tokens) * self.tile.warps_k
 
     @property

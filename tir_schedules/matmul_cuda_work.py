@@ -70,7 +70,7 @@ def _opcodes(operands: Operands, tile: Tile, steps: int) -> dict[str, int]:
     units = steps * tile.units
     return {
         **(_by_warpgroups if tile.wgmma else _by_warps)(operands, tile, units),
-        "LDS.128": units * tile.channels,
+        "LDS.128": units * tile.channels + steps * _loads_of_tokens(operands, tile),
         **_decoding(operands, tile, units),
     }
 
@@ -90,6 +90,14 @@ def _product(operands: Operands) -> tuple[str, int]:
     if operands.has_int4_products:
         return _HALF_UNIT_INT4 if operands.halves_units else _INT4
     return _INT8 if operands.is_quantized else _HALF
+
+
+def _loads_of_tokens(operands: Operands, tile: Tile) -> int:
+    """Of scales and sums of activations in a stage, two tiles of tokens at once."""
+    stage = operands.stage(tile)
+    if not operands.is_quantized or not stage.pairs_tiles:
+        return 0
+    return stage.groups * tile.tokens // 2 * (1 + stage.has_zeros)
 
 
 def _by_warpgroups(operands: Operands, tile: Tile, units: int) -> dict[str, int]:

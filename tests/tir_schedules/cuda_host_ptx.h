@@ -183,6 +183,11 @@ inline void prmt(uint32_t& d, uint32_t a, uint32_t b, uint32_t selector) {
   d = result;
 }
 
+// Of the second factor no byte is taken.
+inline void prmt_rc8(uint32_t& d, uint32_t a, uint32_t, uint32_t selector) {
+  d = (a >> 8 * (selector & 3) & 0xFF) * 0x01010101u;
+}
+
 template <class T, class Function, class... Words>
 void each(uint32_t& d, Function function, Words... words) {
   uint32_t pair = 0;
@@ -208,6 +213,8 @@ template <class T>
 void fma(uint32_t& d, uint32_t a, uint32_t b, uint32_t c) {
   each<T>(d, [](T x, T y, T z) { return host::multiply_add(x, y, z); }, a, b, c);
 }
+
+inline void mov(uint32_t& d, uint32_t a) { d = a; }
 
 inline void fma_f32(float& d, float a, float b, float c) { d = __builtin_fmaf(a, b, c); }
 

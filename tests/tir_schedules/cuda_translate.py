@@ -40,7 +40,8 @@ _INSTRUCTIONS = {
     ),
     r"cvt\.rn\.(b?f16)x2\.f32": lambda m: f"cvt_pair<{_PAIRS[m[1]]}>",
     r"(add|sub|mul|fma)(?:\.rn)?\.(b?f16)x2": lambda m: f"{m[1]}<{_PAIRS[m[2]]}>",
-    r"(lop3|prmt)\.b32": lambda m: m[1],
+    r"(lop3|prmt|mov)\.b32": lambda m: m[1],
+    r"prmt\.b32\.rc8": lambda m: "prmt_rc8",
     r"fence\.proxy\.async\.shared::cta": lambda m: "fence_proxy_async",
     r"wgmma\.(fence|commit_group|wait_group)\.sync\.aligned": lambda m: f"wgmma_{m[1]}",
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16)\.\2": lambda m: (
@@ -109,7 +110,7 @@ def _replace_shared(text):
 
 def _replace_asm(text):
     pieces, rest = [], 0
-    for match in re.finditer(r"\b(?:__)?asm(?:__)?\s+(?:__)?volatile(?:__)?\s*\(", text):
+    for match in re.finditer(r"\b(?:__)?asm(?:__)?(?:\s+(?:__)?volatile(?:__)?)?\s*\(", text):
         stop = _closing(text, match.end())
         lines = "\n" * text.count("\n", match.start(), stop)
         pieces += [text[rest : match.start()], _calls(text[match.end() : stop]), lines]

@@ -4,14 +4,19 @@ The lines are those of README's section on Hopper. A count is an upper bound, no
 """
 
 import pytest
+import tvm
 from matmul_cuda_machine_code import machine_code
+from matmul_cuda_runs import layout_of, plain, scheduled
 
+from sits_tvm import parse_target
 from sits_tvm._sass import count
 from sits_tvm._sass_loops import MMA
 from sits_tvm._sass_pipes import width
+from sits_tvm.device_code import compile_device_code
 from sits_tvm.diagnostics import collect
 
 SLOW = pytest.mark.slow
+ZEROS = {"symmetric": False}
 SHAPES = [(4096, 4096), (4096, 14336), (14336, 4096), (28672, 8192)]
 
 
@@ -44,7 +49,7 @@ def test_float16_needs_two_instructions_per_weight(n, k, rows):
 def test_zero_points_cost_little(n, k, rows):
     code = machine_code(n, k, rows, group_size=128, symmetric=False)
     assert_clean(code, "HMMA.16816.F32")
-    assert code.per_weight() <= (2.03 if rows == 16 else 2.0)
+    assert code.per_weight() <= (2.01 if (k, rows) == (4096, 16) else 2.0)
 
 
 @pytest.mark.parametrize(("n", "k", "rows"), cases({((4096, 4096), 1)}))
@@ -61,11 +66,19 @@ def test_int8_activations_and_groups(n, k, rows):
     assert code.per_weight() <= 1.5
 
 
-@pytest.mark.parametrize(("arch", "most"), [("sm_80", 4.3), pytest.param("sm_90", 3.5, marks=SLOW)])
+@pytest.mark.parametrize(("arch", "most"), [("sm_80", 4.1), pytest.param("sm_90", 3.5, marks=SLOW)])
 def test_many_rows_take_three_and_a_half_instructions_per_product(arch, most):
     code = machine_code(4096, 4096, 4096, group_size=128, arch=arch)
     assert_clean(code, "HMMA.16816.F32")
     assert code.per_product() <= most
+
+
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=SLOW)])
+def test_many_rows_of_int8_groups(arch):
+    """Scaling a sum takes two instructions for each product."""
+    code = machine_code(4096, 4096, 4096, "int8", group_size=128, arch=arch)
+    assert_clean(code, "IMMA.16832.S8.S8")
+    assert code.per_product() <= 5.4
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -79,22 +92,19 @@ def test_other_architectures_and_types(arch, dtype):
     ("rows", "form", "product", "per_weight", "per_product"),
     [
         (32, {}, "HGMMA.64x32x16.F32", 2.4, 19),
-        (64, {}, "HGMMA.64x64x16.F32", 2.6, 21),
-        (4096, {}, "HGMMA.64x128x16.F32", 4.0, 32),
+        (64, ZEROS, "HGMMA.64x64x16.F32", 2.6, 20),
+        (4096, {}, "HGMMA.64x128x16.F32", 3.7, 30),
+        (64, {"activation": "int8", "group_size": -1}, "IGMMA.64x64x32.S8.S8", 1.3, 18),
         *(
             pytest.param(*one, marks=SLOW)
             for one in (
-                (32, {"symmetric": False}, "HGMMA.64x32x16.F32", 2.6, 21),
-                (4096, {"symmetric": False}, "HGMMA.64x128x16.F32", 4.1, 33),
-                (4096, {"dtype": "bfloat16"}, "HGMMA.64x128x16.F32.BF16", 4.2, 33),
-                (4096, {"activation": "int8"}, "IGMMA.64x128x32.S8.S8", 5.1, 82),
-                (
-                    4096,
-                    {"activation": "int8", "symmetric": False},
-                    "IGMMA.64x128x32.U8.S8",
-                    6.3,
-                    100,
-                ),
+                (32, ZEROS, "HGMMA.64x32x16.F32", 2.5, 20),
+                (64, {}, "HGMMA.64x64x16.F32", 2.5, 19),
+                (4096, ZEROS, "HGMMA.64x128x16.F32", 3.8, 31),
+                (4096, {"dtype": "bfloat16"}, "HGMMA.64x128x16.F32.BF16", 4.0, 32),
+                (64, {"activation": "int8"}, "IGMMA.64x64x32.S8.S8", 2.75, 42),
+                (4096, {"activation": "int8"}, "IGMMA.64x128x32.S8.S8", 4.5, 72),
+                (4096, {**ZEROS, "activation": "int8"}, "IGMMA.64x128x32.U8.S8", 4.8, 76),
             )
         ),
     ],
@@ -102,8 +112,20 @@ def test_other_architectures_and_types(arch, dtype):
 def test_products_of_warpgroups(rows, form, product, per_weight, per_product):
     """On sm_90a; ptxas adds no waits."""
     with collect() as notes:
-        code = machine_code(4096, 4096, rows, group_size=128, **form)
+        code = machine_code(4096, 4096, rows, **{"group_size": 128, **form})
     assert not [note for note in notes if note.code == "wgmma-serialized"]
     assert_clean(code, product)
     assert code.per_weight() <= per_weight
     assert code.per_product() <= per_product
+
+
+@SLOW
+@pytest.mark.parametrize("activation", [None, "int8"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
+def test_a_symbolic_number_of_rows_spills_nothing(arch, activation):
+    target = parse_target(f"cuda -arch={arch}")
+    kernel = scheduled(plain(layout_of(1024, 4096, activation, group_size=128), None), target)
+    kernel = kernel.with_attr({"tirx.is_scheduled": True, "global_symbol": "main"})
+    executable = tvm.compile(tvm.IRModule({"main": kernel}), target=target)
+    found = compile_device_code(executable, arch).kernels
+    assert {row.name: row.spills for row in found if row.spills} == {}

@@ -25,7 +25,7 @@ FLOATS = {
     "registers of the left factor": (r"(\n +tvm\w+mma\w+\((?:\S+ ){4})(\S+) (\S+)", r"\1\3 \2"),
     "registers of the right factor": (r"(\n +tvm\w+mma\w+\((?:\S+ ){8})(\S+) (\S+)", r"\1\3 \2"),
     "a step that starts at one": (r"(\n +tvm\w+mma\w+\((?:\S+ ){10})0x0p\+0f", r"\g<1>0x1p+0f"),
-    "byte of the zero point": (r"(prmt_b32\(.*\(uint\)0, )", r"\1 1 + "),
+    "byte of the zero point": (r"(\n +tvm\w+prmt_b32_rc8\((?:\S+ ){3})", r"\1 1 + "),
     "scale of the other channel": (r">> \(uint\)16\)", ">> (uint)0)"),
 }
 
@@ -67,6 +67,7 @@ NOT_BORNE = {
     "no wait": (r"\w+wait_group_1\(\);", "", "before its copy is complete"),
     "no barrier": (r"__syncthreads\(\);", "", "without a barrier|overwritten"),
     "no barrier before sums are read": (r"__syncthreads\(\);", "", "without a barrier", -1),
+    "bytes behind the last": (r"\? 16 : 0", "? 16 : 16", "out of bounds", -1),
     "no commit": (r"\w+commit_group\w*\(\);", "", "before its copy is complete"),
 }
 
