@@ -17,8 +17,10 @@ from .diagnostics import Diagnostic, SitsError
 
 REMEDY = "pip install 'sits_tvm[cuda]' brings NVIDIA's compiler and nvdisasm; no GPU is needed"
 
-# As TVM compiles at load, so that what is counted here is what runs there.
-_OPTIONS = ("-cubin", "-O3", "--use_fast_math", "-Xptxas", "-v,--register-usage-level=10")
+# As TVM compiles at load, so that what is counted here is what runs there. No `-split-compile`:
+# ptxas then gives other registers to the same kernel.
+PTXAS_OPTIONS = ("-v", "--register-usage-level=10", "--warn-on-local-memory-usage")
+_OPTIONS = ("-cubin", "-O3", "--use_fast_math", "-Xptxas", ",".join(PTXAS_OPTIONS))
 _QUIET = ("-diag-suppress", "177,1444")  # unused variables, longlong4: TVM's, harmless
 KERNEL = re.compile(r"^extern \"C\" __global__ .*?(\w+)\([^()]*\) *\{ *$", re.MULTILINE)
 """The first line of a kernel in the CUDA text that TVM emits."""
@@ -62,7 +64,7 @@ def compile_text(
         cubin.write_bytes(kept[0])
         return cubin, kept[1]
     text.write_text(source)
-    done = _run([*command, *_OPTIONS, "-split-compile=0", "-o", str(cubin), str(text)], seconds)
+    done = _run([*command, *_OPTIONS, "-o", str(cubin), str(text)], seconds)
     if done.returncode == 0:
         write_cubin(key, cubin.read_bytes(), done.stderr)
         return cubin, done.stderr

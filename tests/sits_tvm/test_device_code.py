@@ -10,9 +10,11 @@ import tvm
 from cuda_sources import Linear, holding, needs_nvcc
 from small_modules import one_function
 from tvm import relax, tirx
+from tvm.support import nvcc
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
+from sits_tvm._nvcc import PTXAS_OPTIONS
 from sits_tvm.device_code import (
     Launch,
     check_device_code,
@@ -75,6 +77,10 @@ def linear():
 def handwritten():
     code = compile_device_code(holding(HANDWRITTEN), "sm_90")
     return SimpleNamespace(code=code, **{kernel.name: kernel for kernel in code.kernels})
+
+
+def test_ptxas_gets_the_options_that_tvm_gives_it_at_load():
+    assert list(PTXAS_OPTIONS) == nvcc._ptxas_option_flags()
 
 
 def test_launches_are_recorded_with_symbolic_extents(linear):
