@@ -36,6 +36,9 @@ INT8 groups."""
 _INT8_GROUPS = {"33-64": Tile(2, 8, 4, 1, 1, 4, 3)}
 """Of INT8 activations and groups without zero points: with them sums leave registers."""
 
+_INT4_GROUPS = Tile(2, 8, 2, 2, 1, 2, 4)
+"""Of INT4 activations and groups from sm_90 on: four warps along channels leave registers."""
+
 _FEW_TERMS = {
     "2-8": Tile(2, 1, 4, 1, 1, 2, 4),
     "9-16": Tile(2, 2, 4, 1, 1, 2, 4),
@@ -113,6 +116,8 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
         special = {**special, **_LONG_80}
     if _is_int8(operands) and operands.is_grouped:
         many = _MANY[90]
+    if operands.is_packed and operands.is_grouped and architecture(target) >= 90:
+        special, many = {**special, "33-64": many}, _INT4_GROUPS
     some = {bucket: (most, many) for bucket, most in _SOME.items()}
     for bucket, (most, tile) in {**_FEW, **some}.items():
         tile = _fitted(operands, special.get(bucket, tile), most, target)
