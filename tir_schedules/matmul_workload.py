@@ -16,8 +16,6 @@ from .tuning_space import Excerpt
 from .workloads import MATMULS, MatmulWorkload
 
 _FLOAT, _INT8 = MATMULS
-_ROUNDED = "bfloat16"
-"""Activations of float32 that are rounded: NumPy has no such type."""
 
 
 def workload_of(product: Contraction) -> MatmulWorkload | None:
@@ -49,7 +47,7 @@ def prim_func(workload: MatmulWorkload, rows: int | None, order: str = "vectors"
     layout = _layout(workload, order)
     if workload.family == _INT8:
         return int8_matmul(rows, layout, "float32")
-    dtype = "float32" if workload.dtype == _ROUNDED else workload.dtype
+    dtype = "float32" if _is_rounded(workload, order) else workload.dtype
     return int4_matmul(rows, layout.n, layout.k, layout.spec, dtype, order)
 
 
@@ -66,7 +64,7 @@ def inputs(
     ]
     if workload.family == _FLOAT:
         x = rng.standard_normal((rows, layout.k), "float32")
-        return [x if workload.dtype == _ROUNDED else x.astype(workload.dtype), *weight]
+        return [x if _is_rounded(workload, order) else x.astype(workload.dtype), *weight]
     form = ActivationFormat.of(layout)
     codes = rng.integers(-form.largest, form.largest + 1, (rows, layout.padded_k), dtype="int8")
     sums = codes.reshape(rows, layout.groups, layout.group_size).sum(-1, dtype="int32")
@@ -92,12 +90,18 @@ def excerpt(
     return Excerpt(prim_func(workload, len(at), order), part, at, workload.k)
 
 
+def _is_rounded(workload: MatmulWorkload, order: str) -> bool:
+    """Whether bfloat16 is what float32 is rounded to. Tensor cores read bfloat16."""
+    return workload.dtype == "bfloat16" and order != "fragments"
+
+
 def _layout(workload: MatmulWorkload, order: str) -> PackedLayout:
     dtype = workload.dtype
+    is_named = workload.family == _INT8 or _is_rounded(workload, order)
     spec = QuantSpec(
         group_size=workload.group_size,
         symmetric=workload.symmetric,
         scale_dtype=workload.scale_dtype,
-        activation=dtype if dtype in (_ROUNDED, "int8", "int4") else None,
+        activation=dtype if is_named else None,
     )
     return PackedLayout(workload.n, workload.k, spec, order)

@@ -1,7 +1,12 @@
 """The CUDA text of INT4 products, run on the host, against float64."""
 
+import numpy as np
 import pytest
 from matmul_cuda_runs import check, layout_of
+
+from sits_tvm import parse_target
+from tir_schedules.matmul_cuda import TensorCoreMatmul
+from tir_schedules.workloads import MATMULS, MatmulWorkload
 
 ROWS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65, 257)
 QUICK = {(None, 32, False), (None, 128, True), ("int8", 64, False), ("int8", -1, True)}
@@ -24,3 +29,13 @@ def test_one_function_serves_every_number_of_rows(activation, group_size, symmet
 @pytest.mark.parametrize("symmetric", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_bfloat16(symmetric):
     check(layout_of(64, 384, group_size=64, symmetric=symmetric), ROWS, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "int4"])
+def test_a_workload_has_a_function_of_its_own(dtype):
+    """What is tuned, and what estimates are of."""
+    rule, gpu = TensorCoreMatmul(), parse_target("cuda -arch=sm_90")
+    family = MATMULS[dtype in ("int8", "int4")]
+    workload = MatmulWorkload(family, 64, 256, 128, False, "float16", dtype)
+    assert rule.workload(rule.prim_func(workload, 4), gpu) == workload
+    assert len(rule.inputs(workload, 4, np.random.default_rng(0))) == 4 + 2 * (family != MATMULS[0])
