@@ -112,7 +112,7 @@ def report_tables(report: Report) -> Iterator[Table]:
         yield "gradients against their float64 reference", *gradient_table(report.gradients)
     if report.kernels:
         header = [f.name for f in fields(report.kernels[0]) if f.name != "loop_sass"]
-        rows = [[_kernel_cell(getattr(k, name)) for name in header] for k in report.kernels]
+        rows = [[_kernel_cell(name, getattr(k, name)) for name in header] for k in report.kernels]
         used = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
         yield (
             f"kernels: {len(report.kernels)}",
@@ -181,11 +181,11 @@ def gradient_table(rows: Sequence[GradientSummary]) -> tuple[list[str], list[lis
     return [name.replace("_", " ") for name in formats], cells
 
 
-def _kernel_cell(value: Any) -> str:
+def _kernel_cell(name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, tuple):
-        return "x".join(value)
+        return ("x" if name in ("grid", "block") else ", ").join(value)
     if isinstance(value, dict):  # the classes; full opcodes are in to_json()
         return _pairs({key: value[key] for key in _SHOWN_SASS if value.get(key)})
     return str(value)

@@ -54,6 +54,13 @@ def test_text_shows_every_row():
         assert word in text
 
 
+def test_tuned_ranges_of_rows_are_a_list():
+    """No shape, as grid and block are."""
+    tuned = {"tuned_rows": ("1", "2-8", "257+"), "tuned_by": ("measured", "static")}
+    text = str(Report(kernels=[Kernel("k", "Matmul", "tuned", ("8", "m"), **tuned)]))
+    assert "8xm   1, 2-8, 257+  measured, static" in text
+
+
 def test_html_escapes():
     page = full_report()._repr_html_()
     assert "&lt;lm_head&gt;" in page
