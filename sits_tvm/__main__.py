@@ -27,6 +27,7 @@ MODEL_HELP = (
     "a directory or .gguf file (from_pretrained), a .pt2 program (from_torch), an .onnx file "
     "(from_onnx), or a Relax module as .json (tvm.ir.save_json)"
 )
+OUTPUT = {"build": "as Executable.save writes it", "lower": "module.json and report.json"}
 CONFIG_HELP = "write fields of sits_tvm.Config, for example quant: {group_size: 32}"
 
 
@@ -52,12 +53,14 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("model", type=Path, metavar="MODEL", help=MODEL_HELP)
         command.add_argument("--target", default="llvm -mcpu=native", help="default: %(default)s")
-        command.add_argument("--int4", action="store_true", help="INT4 weights: Config(quant=…)")
+        command.add_argument(
+            "--int4", action="store_true", help="INT4 weights: Config(quant=QuantSpec())"
+        )
         command.add_argument("--config", type=Path, metavar="FILE.yaml", help="fields of Config")
         if name == "tune":
             _tuning(command)
         elif name != "check":
-            command.add_argument("-o", dest="output", type=Path, metavar="DIR")
+            command.add_argument("-o", dest="output", type=Path, metavar="DIR", help=OUTPUT[name])
         _common(command, run)
     info = commands.add_parser("info", help="what this machine can do, and what is missing")
     _common(info, _info)
@@ -66,7 +69,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tuning(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--work-dir", type=Path, required=True, metavar="DIR", help="goes on there"
+        "--work-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="trials, and DIR/database for Config.database; a later call goes on there",
     )
     command.add_argument("--runner", default="local", help="local, rpc with TVM_TRACKER_…, static")
     command.add_argument("--trials", type=int, default=64, help="per kernel; default: %(default)s")

@@ -69,7 +69,7 @@ def test_readme_code_runs(tmp_path: Path) -> None:
         "assert np.mean(losses[-20:]) < 0.7 * losses[0]\n"
     )
     script = tmp_path / "readme.py"
-    start = "import sits_tvm, torch\ntorch.manual_seed(0)  # of the weights and the batches"
+    start = "import torch\ntorch.manual_seed(0)  # of the weights and the batches"
     script.write_text("\n".join([blocks[0], start, *blocks[1:], check]))
     done = subprocess.run(
         [sys.executable, script],

@@ -55,7 +55,8 @@ def tune(
         As for `build`.
     runner : str
         "local": this machine. "rpc": the devices of the tracker that TVM_TRACKER_HOST,
-        TVM_TRACKER_PORT and TVM_TRACKER_KEY name, which the target must describe.
+        TVM_TRACKER_PORT and TVM_TRACKER_KEY name, which the target must describe. "static": no
+        device, for cuda targets; see above.
     trials : int
         Candidates per kernel and range of rows, those of earlier calls included.
     time_budget : float, optional
