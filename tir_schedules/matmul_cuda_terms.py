@@ -33,14 +33,22 @@ _UPPER, _ABSOLUTE, _INFINITY = 0xFFFF0000, 0x7FFFFFFF, 0x7F800000
 
 
 def term_exponent(operands: Operands) -> int:
-    """The s for which sums of a group of terms are within float32: 0 if X is not in terms."""
-    columns = operands.weight.group_size if operands.is_grouped else operands.k
+    """The s for which sums of a group of terms are within float32: 0 if X is not in terms.
+
+    The same of X and of its terms, whose rows are padded.
+    """
+    columns = operands.weight.group_size if operands.is_grouped else _padded(operands.k)
     return 0 if operands.terms == 1 else math.ceil(math.log2(columns * _LARGEST_CODE))
+
+
+def _padded(k: int) -> int:
+    """Columns of rows of terms."""
+    return -(-k // _ALIGNMENT) * _ALIGNMENT
 
 
 def in_terms(operands: Operands) -> Operands:
     """A kernel that writes the terms of X (m, k) as pairs (m, 3, k / 2); zeros behind column k."""
-    columns = -(-operands.k // _ALIGNMENT) * _ALIGNMENT
+    columns = _padded(operands.k)
     shape = operands.rows, int64(TERMS), int64(columns // 2)
     pairs, x = T.alloc_buffer(shape, "uint32", scope="global"), operands.flat().x
     vectors = columns // _VECTOR
@@ -60,10 +68,11 @@ def in_terms(operands: Operands) -> Operands:
 
 
 def _read(x: tirx.Buffer, row: tirx.Expr, column: tirx.Expr, k: int, factor: float) -> tirx.Buffer:
-    """Neighbours in a row of X, times `factor`."""
-    values = local(_VECTOR)
+    """Neighbours in a row of X, times `factor`; zeros behind column k."""
+    are_there = k % _ALIGNMENT == 0
+    values = local(_VECTOR, value=None if are_there else 0.0)
     if k % _VECTOR == 0:
-        with T.vectorized(0, _VECTOR) as lane:
+        with when(are_there or column < k), T.vectorized(0, _VECTOR) as lane:
             T.buffer_store(values, x[row * k + T.Cast("int64", column + lane)], [lane])
     else:
         for lane in range(_VECTOR):

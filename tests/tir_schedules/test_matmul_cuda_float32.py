@@ -27,6 +27,20 @@ def test_one_function_serves_every_number_of_rows(group_size, symmetric):
     check(layout, ROWS, "float32")
 
 
+@pytest.mark.parametrize(("k", "group_size"), [(1, 128), (17, 32), (33, -1), (546, -1)])
+def test_columns_between_which_and_the_padded_ones_a_power_of_two_lies(k, group_size):
+    """A channel of one group: sums of 15 k products need fewer bits than those of its padding."""
+    check(layout_of(16, k, group_size=group_size), 2, "float32")
+
+
+@pytest.mark.parametrize(("k", "group_size"), [(4, -1), (100, 32)])
+def test_nothing_is_read_behind_the_last_column(k, group_size):
+    """Rows of x are 16 bytes apart, those of its terms end 8 bytes further; padding of the weight
+    is not zero where groups have zero points.
+    """
+    check(layout_of(16, k, group_size=group_size, symmetric=False), 3, "float32")
+
+
 @pytest.mark.parametrize("group_size", [128, -1])
 def test_values_that_float32_has_and_bfloat16_has_not(group_size):
     """What is beyond bfloat16, or would be before the scale; infinities, and every kind of NaN."""
