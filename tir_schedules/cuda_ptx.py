@@ -164,7 +164,7 @@ def permute_bytes(result: tirx.Expr, low: tirx.Expr, high: tirx.Expr, selector: 
 
 def replicate_byte(result: tirx.Expr, word: tirx.Expr, byte: tirx.Expr) -> None:
     """In every byte of the result the one of `word` whose number `byte` is modulo 4."""
-    T.evaluate(T.ptx["prmt.b32.rc8"](result, word, word, byte))
+    T.evaluate(ptx("prmt.b32.rc8")(result, word, word, byte))
 
 
 def fused_multiply_add(result: tirx.Expr, a: tirx.Expr, b: tirx.Expr, addend: tirx.Expr) -> None:

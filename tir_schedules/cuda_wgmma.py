@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
+from .cuda_ptx import ptx
+
 WARPGROUP = 4
 """Warps that multiply together."""
 
@@ -68,7 +70,7 @@ def descriptor(start: tirx.Expr, at: int) -> tirx.Expr:
 
 def publish_copies() -> None:
     """What this thread wrote to shared memory is there for products behind the next barrier."""
-    T.evaluate(T.ptx["fence.proxy.async.shared::cta"]())
+    T.evaluate(ptx("fence.proxy.async.shared::cta")())
 
 
 def set_register(register: tirx.Expr, value: tirx.Expr) -> None:
@@ -77,12 +79,12 @@ def set_register(register: tirx.Expr, value: tirx.Expr) -> None:
     The compiler would put constants between the products, which ptxas then makes wait for each
     other.
     """
-    T.evaluate(T.ptx["mov.b32"](register, value))
+    T.evaluate(ptx("mov.b32")(register, value))
 
 
 def begin_products() -> None:
     """The registers of the next products are written."""
-    T.evaluate(T.ptx["wgmma.fence.sync.aligned"]())
+    T.evaluate(ptx("wgmma.fence.sync.aligned")())
 
 
 def start_product(
@@ -93,12 +95,12 @@ def start_product(
     adds: bool,
 ) -> None:
     """sums = left · right, or added to what is there, as `multiply_add` does by `kind`."""
-    product = T.ptx[_PRODUCTS[kind].format(2 * len(sums))]
+    product = ptx(_PRODUCTS[kind].format(2 * len(sums)))
     factors = (1, 1, 0) if kind in _FLOATS else ()  # signs, and that right is along k
     T.evaluate(product(*sums, *left, right, tirx.const(adds, "bool"), *factors))
 
 
 def wait_for_products() -> None:
     """Those started by this warpgroup are complete."""
-    T.evaluate(T.ptx["wgmma.commit_group.sync.aligned"]())
-    T.evaluate(T.ptx["wgmma.wait_group.sync.aligned"](0))
+    T.evaluate(ptx("wgmma.commit_group.sync.aligned")())
+    T.evaluate(ptx("wgmma.wait_group.sync.aligned")(0))

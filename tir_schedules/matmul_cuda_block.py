@@ -1,4 +1,4 @@
-"""What a block of a CUDA INT4 product works on, and how it arrives in shared memory."""
+"""What a block of a CUDA INT4 product works on."""
 
 from __future__ import annotations
 
@@ -9,20 +9,10 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .cuda_ptx import (
-    allocate_shared,
-)
+from .cuda_ptx import allocate_shared
 from .emit import ceildiv, int64
 from .matmul_cuda_operands import Operands
-from .matmul_cuda_tile import (
-    LANES,
-    UNIT,
-    Stage,
-    Tile,
-)
-
-_CONTIGUOUS = 8
-"""Pieces of a row, a cache line, that threads side by side have at least."""
+from .matmul_cuda_tile import LANES, UNIT, Stage, Tile
 
 
 @dataclass(frozen=True)

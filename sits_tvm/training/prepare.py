@@ -63,7 +63,9 @@ def prepare_qat(
         gradient flows through them.
     activation : str or None
         "int8" or "int4": the other operand of each product is fake-quantized, too, with one
-        symmetric scale per token, amax / 127 or amax / 7 of its last axis.
+        symmetric scale per token, amax / 127 or amax / 7 of its last axis. `convert_qat` keeps it,
+        in float: for products of integers build the module that was given, with the weights that
+        were trained, and QuantSpec(activation=…). That of `spec` is not read.
     only, skip : sequence of str
         Globs over weight names: those to quantize, and those to leave in float.
     quantize_embedding, quantize_head : bool

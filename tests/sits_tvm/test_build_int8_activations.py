@@ -15,6 +15,7 @@ from sits_tvm import Config, QuantSpec
 
 W4A8 = Config(quant=QuantSpec(group_size=32, symmetric=False, activation="int8"))
 W4A4 = Config(quant=replace(W4A8.quant, activation="int4"))
+SHIFTS = [Config(quant=replace(c.quant, activation_scale="power-of-two")) for c in (W4A8, W4A4)]
 CUDA = [f"cuda -arch={arch}" for arch in ("sm_80", "sm_90", "sm_90a")]
 MATRIX = relax.TensorType((64, 64), "float32")
 
@@ -34,11 +35,13 @@ def gated(axes=("b", "s"), dtype="float32"):
     return one_function(make, x, matrix, matrix, vector, num_input=1)
 
 
-def reference(x, params, largest=127):
+def reference(x, params, spec):
     """In float64, from codes of x, one scale a row, and the restored INT4 weights."""
     x = x.astype("float32")
     scale = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(2.0**-100))
-    scale = scale / np.float32(largest)
+    scale = scale / np.float32(7 if spec.activation == "int4" else 127)
+    if spec.activation_scale == "power-of-two":
+        scale = np.exp2(np.ceil(np.log2(scale.astype("float64")))).astype("float32")
     rounded = np.rint(x / scale) * scale.astype("float64")
     w1, w2 = (restored(params[name].T, G32).T.astype("float64") for name in ("a1", "a2"))
     gate = rounded @ w1 + params["a3"]
@@ -51,18 +54,21 @@ def random_params(rng, dtype="float32"):
 
 
 @pytest.mark.parametrize(
-    ("config", "dtype"), [(W4A8, "float32"), (W4A8, "float16"), (W4A4, "float16")]
+    ("config", "dtype"),
+    [
+        *((config, "float32") for config in (W4A8, *SHIFTS)),
+        *((config, "float16") for config in (W4A8, W4A4)),
+    ],
 )
 def test_values_for_every_number_of_rows(rng, config, dtype):
     """A CPU computes W4A4 by the kernels of W4A8, from codes -7…7."""
     params = random_params(rng, dtype)
     built = sits_tvm.build(gated(dtype=dtype), CPU, params=params, config=config)
-    largest = 127 if config is W4A8 else 7
     vm = relax.VirtualMachine(built, tvm.cpu())
     for shape in ((1, 1), (2, 3), (1, 40), (0, 4)):
         x = rng.standard_normal((*shape, 64)).astype(dtype)
         got = vm["main"](tvm.runtime.tensor(x), *built.param_list).numpy()
-        want = reference(x, {n: value.astype("float64") for n, value in params.items()}, largest)
+        want = reference(x, {n: v.astype("float64") for n, v in params.items()}, config.quant)
         tolerance = {"float32": 2e-6, "float16": 2e-3}[dtype] * np.abs(want).max(initial=1)
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance)
 

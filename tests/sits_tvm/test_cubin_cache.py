@@ -8,7 +8,7 @@ import pytest
 from cuda_sources import needs_nvcc
 
 from sits_tvm import _cubin_cache as cache
-from sits_tvm import _nvcc
+from sits_tvm import _nvcc, device_code
 from sits_tvm.diagnostics import SitsError
 
 KERNEL = 'extern "C" __global__ void add_kernel(int* x) {\n  x[0] += 1;\n}\n'
@@ -92,3 +92,26 @@ def test_off_or_not_writable(monkeypatch, tmp_path):
     monkeypatch.setenv("SITS_TVM_CACHE", str(tmp_path / "file"))
     cache.write_cubin("key", b"code", "log")
     assert cache.read_cubin("key") is None
+
+
+COUNTS = {"main_kernel": [{"total": 9}, {"total": 4}]}
+
+
+def test_counts_that_are_not_those_that_were_written_are_none(folder):
+    cache.write_counts("key", COUNTS)
+    assert cache.read_counts("key") == COUNTS
+    path = folder / "key.json"
+    path.write_text(path.read_text().replace("9", "8"))
+    assert cache.read_counts("key") is None
+
+
+def test_every_cubin_has_counts_of_its_own(folder, tmp_path, monkeypatch):
+    def disassemble(_, cubin):
+        return {cubin.read_text(): []}
+
+    monkeypatch.setattr(device_code, "version", lambda tool: "nvdisasm")
+    monkeypatch.setattr(device_code._sass, "disassemble", disassemble)
+    for name in ("first", "second", "first"):
+        cubin = tmp_path / "kernels.cubin"
+        cubin.write_text(name)
+        assert device_code._counts(tmp_path, cubin) == {name: [{}, {}]}

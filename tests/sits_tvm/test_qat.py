@@ -1,6 +1,7 @@
 """prepare_qat and convert_qat: what is trained is what is deployed, bit for bit."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,6 +98,21 @@ def test_logits_differ_by_the_order_of_sums(rng, scales, activation):
     # a code of the second activation may flip where the first product differs in its last bit
     limit = 2e-6 if activation is None else 2e-2
     np.testing.assert_allclose(got, want, rtol=0, atol=limit * np.abs(want).max())
+
+
+@pytest.mark.parametrize("activation", ["int8", "int4"])
+def test_weights_that_were_trained_are_for_products_of_integers(rng, activation):
+    """Of the module that was given, whose rows of up to 128 columns have one scale, too."""
+    spec, options = QuantSpec(group_size=32), {"scales": "absmax", "activation": activation}
+    mod, params = prepare_qat(Mlp, spec, params=mlp_params(rng), **options)
+    params = trained(params, rng)
+    x = rng.standard_normal((2, 3, 64)).astype("float32")
+    want = run_main(mod, x, *(params[argument.name] for argument in mod["main"].params[1:]))
+    config = Config(quant=replace(spec, activation=activation))
+    built = sits_tvm.build(Mlp, "llvm -mcpu=native", params=params, config=config)
+    assert sum("int8_matmul" in kernel.name for kernel in built.report.kernels) == 2
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](x, *built.param_list).numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
 @pytest.mark.parametrize(("activation", "bits"), [("int8", 8), ("int4", 4)])

@@ -73,6 +73,13 @@ def test_right_for_every_batch_and_length(shape, activation):
     np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
+def test_int4_activations_stack_their_weights_too():
+    _, mod, params = imported()
+    config = Config(quant=replace(G32, activation="int4"))
+    _, report = sits_tvm.lower(mod, CPU, params=params, config=config)
+    assert [list(row.names) for row in report.stacked] == [QKV]
+
+
 def test_says_which_weights_became_one_call(tmp_path):
     _, mod, params = imported()
     built = sits_tvm.build(mod, CPU, params=params, config=QUANT)

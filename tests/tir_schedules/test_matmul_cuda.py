@@ -39,3 +39,10 @@ def test_a_workload_has_a_function_of_its_own(dtype):
     workload = MatmulWorkload(family, 64, 256, 128, False, "float16", dtype)
     assert rule.workload(rule.prim_func(workload, 4), gpu) == workload
     assert len(rule.inputs(workload, 4, np.random.default_rng(0))) == 4 + 2 * (family != MATMULS[0])
+
+
+@pytest.mark.parametrize("activation", ["int8", "int4"])
+def test_parts_of_activations_that_stages_cut(activation):
+    """Nine groups have a scale by three; a stage has four groups."""
+    layout = layout_of(40, 288, activation, group_size=32, symmetric=False)
+    check(layout, 7, **{"2-8": (1, 1, 1, 1, 1, 2, 2)})
