@@ -108,7 +108,7 @@ def read_records(database: Path, arch: str) -> Records:
         for number, line in enumerate(lines, 1):
             try:
                 record = Record.from_json(line, arch)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise _unreadable(f"{path}, line {number}: {error}") from error
             records[record.workload, record.rows] = record
     return records
@@ -122,7 +122,7 @@ def write_records(database: Path, arch: str, records: Iterable[Record]) -> None:
     for record in records:
         families.setdefault(record.workload.family, []).append(record.to_json(arch) + "\n")
     for family, lines in families.items():
-        new = folder / f".{family}.new"
+        new = folder / f".{family}.{os.getpid()}.new"
         new.write_text("".join(lines))
         os.replace(new, folder / f"{family}.jsonl")
 

@@ -74,6 +74,8 @@ class Run:
         known, start = self._known(task), time.monotonic()
         if is_past(deadline) or (len(known) >= self.trials and self._record(task)):
             return
+        if not self._record(task):  # killed before it was written, or deleted
+            self._keep(task, known, len(known))
         search = Search(task, seed=1 + len(known))
         resumed = [search.at(trial.parameters) for trial in known]
         search.tell(resumed, [trial.seconds for trial in known])
@@ -99,7 +101,8 @@ class Run:
             self._keep(task, final, len(known))
 
     def _known(self, task: Task) -> list[Trial]:
-        return self.log.of(task.key(self.device))
+        """Those that the space still has: another version may have measured others."""
+        return [t for t in self.log.of(task.key(self.device)) if task.takes(t.parameters)]
 
     def _record(self, task: Task) -> Record | None:
         records = read_records(self.database, arch_of(task.target))

@@ -39,6 +39,8 @@ class StaticRun(Run):
         known, start = self._known(task), time.monotonic()
         if is_past(deadline) or (len(known) >= self.trials and self._record(task)):
             return
+        if not self._record(task):  # killed before it was written, or deleted
+            self._keep(task, known, len(known))
         search = StaticSearch(task, self.modelled, drawn=self.drawn)
         default = task.space.default_values
         refusal = search.work(default)

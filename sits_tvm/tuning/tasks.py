@@ -38,6 +38,14 @@ class Task:
         arch = arch_of(self.target)
         return {"arch": arch, "device": device, "rows": self.bucket, **asdict(self.workload)}
 
+    def takes(self, parameters: dict[str, Any]) -> bool:
+        """Whether these are all parameters of the space, with values in it."""
+        try:
+            self.space.with_values(parameters)
+        except ValueError:
+            return False
+        return parameters.keys() == self.space.choices.keys()
+
     def search_space(self) -> Schedule:
         schedule = self.rule.apply(self.func, self.target, True)
         assert schedule is not None

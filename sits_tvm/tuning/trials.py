@@ -45,8 +45,8 @@ class TrialLog:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 entry = json.loads(line)
-                self._trials.append((entry["key"], Trial(**entry["trial"])))
-            except (ValueError, TypeError, KeyError) as error:
+                self._trials.append((entry["key"], _checked(Trial(**entry["trial"]))))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 message = f"{path}, line {number}: no trial of a kernel ({error})"
                 help_ = "take another work_dir, or delete the file"
                 raise SitsError([Diagnostic.error("trials", message, help=help_)]) from error
@@ -59,6 +59,16 @@ class TrialLog:
         lines = [json.dumps({"key": key, "trial": asdict(trial)}) + "\n" for trial in trials]
         with self.path.open("a") as file:
             file.write("".join(lines))
+
+
+def _checked(trial: Trial) -> Trial:
+    """ValueError if a field has another type."""
+    has_parameters = isinstance(trial.parameters, dict)
+    seconds = trial.seconds
+    has_time = seconds is None or (isinstance(seconds, int | float) and seconds > 0)
+    if not (has_parameters and has_time and isinstance(trial.failure, str)):
+        raise ValueError(f"found {trial}")
+    return trial
 
 
 def best(trials: Sequence[Trial]) -> list[Trial]:

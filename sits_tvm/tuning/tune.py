@@ -84,8 +84,8 @@ def tune(
 
     if runner not in ("local", "rpc", "static"):
         raise _error("runner", f"there is no runner {runner!r}", 'write "local", "rpc" or "static"')
-    if trials < 1:
-        raise _error("trials", f"trials={trials} measures nothing", "write trials=64")
+    if type(trials) is not int or trials < 1:
+        raise _error("trials", f"trials={trials!r} measures nothing", "write trials=64")
     device = _device(parse_target(target), runner)
     lowered, checked = unscheduled(mod, target, params=params, config=config or Config())
     tasks = find_tasks(lowered, checked)
@@ -95,7 +95,7 @@ def tune(
         raise _error("nothing-to-tune", message, help_)
     work_dir = Path(work_dir)
     try:
-        work_dir.mkdir(parents=True, exist_ok=True)
+        (work_dir / "database").mkdir(parents=True, exist_ok=True)
         log = TrialLog(work_dir / "trials.jsonl")
     except OSError as error:
         message = f"cannot write to {work_dir}: {error}"

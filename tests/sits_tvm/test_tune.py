@@ -189,6 +189,7 @@ def test_refuses(measured, tmp_path, monkeypatch):
     good = {"config": QUANT, "work_dir": tmp_path}
     assert refusal(linear(9), CPU, **good, runner="remote").code == "runner"
     assert refusal(linear(9), CPU, **good, trials=0).code == "trials"
+    assert refusal(linear(9), CPU, **good, trials="64").code == "trials"
     assert "TVM_TRACKER_HOST" in refusal(linear(9), CPU, **good, runner="rpc").message
     assert refusal(linear(9), CPU, work_dir=tmp_path).code == "nothing-to-tune"
     assert refusal(linear(9), CPU, config=QUANT, work_dir="/proc/tuned").code == "work-dir"

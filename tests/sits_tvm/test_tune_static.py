@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -120,6 +121,52 @@ def test_goes_on_where_it_stopped_and_not_with_another_model(estimated, tmp_path
     monkeypatch.setattr("sits_tvm.tuning.static_constants.MODEL_VERSION", MODEL_VERSION + 1)
     tuned(tmp_path, trials=4)
     assert estimated[12:] == before[:4]
+
+
+def test_a_record_that_is_gone_is_written_again(estimated, tmp_path):
+    """From the trials, none of which is estimated anew."""
+    before = tuned(tmp_path, trials=6)[0]
+    shutil.rmtree(tmp_path / "database")
+    assert tuned(tmp_path, trials=6)[0] == before
+    assert len(estimated) == 6
+
+
+def with_trial(folder, key, **changes):
+    """A work_dir with one trial of the default, changed."""
+    trial = {"parameters": DEFAULT, "seconds": 1.0, "failure": "", "detail": "", **changes}
+    folder.mkdir()
+    (folder / "trials.jsonl").write_text(json.dumps({"key": key, "trial": trial}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def key(estimated, tmp_path):
+    tuned(tmp_path / "key", trials=1)
+    estimated.clear()
+    return json.loads((tmp_path / "key" / "trials.jsonl").read_text())["key"]
+
+
+@pytest.mark.parametrize("change", [{"units": 3}, {"other": 1}, {"units": None}])
+def test_trials_that_the_space_no_longer_has_do_not_count(estimated, tmp_path, key, change):
+    parameters = {name: v for name, v in {**DEFAULT, **change}.items() if v is not None}
+    records, _ = tuned(with_trial(tmp_path / "old", key, parameters=parameters), trials=2)
+    assert records["1"].trials == len(estimated) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"seconds": "1"}, {"seconds": float("nan")}, {"parameters": [1]}, {"failure": 3}]
+)
+def test_damaged_trials_are_refused(tmp_path, key, change):
+    work_dir = with_trial(tmp_path / "damaged", key, **change)
+    found = refusal(linear(1), GPU, config=QUANT, work_dir=work_dir, runner="static")
+    assert (found.code, "line 1" in found.message) == ("trials", True)
+
+
+def test_a_file_in_place_of_the_database_is_refused(estimated, tmp_path):
+    (tmp_path / "database").touch()
+    found = refusal(linear(1), GPU, config=QUANT, work_dir=tmp_path, runner="static")
+    assert found.code == "work-dir"
+    assert not estimated
 
 
 def test_ends_where_no_other_candidate_can_be_better(estimated, tmp_path):

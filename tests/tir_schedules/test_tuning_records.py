@@ -1,5 +1,6 @@
 """The tuning database: kernels find their records, and nothing in a file makes a wrong kernel."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,22 @@ def test_records_read_back(tmp_path):
     assert [path.name for path in (tmp_path / "haswell").iterdir()] == ["int4_matmul.jsonl"]
 
 
+def test_two_processes_write_at_once(tmp_path, monkeypatch):
+    """The other one does, before this one has put its file in place."""
+    replace_ = os.replace
+
+    def late(new, path):
+        with monkeypatch.context() as other:
+            other.setattr(os, "replace", replace_)
+            other.setattr(os, "getpid", lambda: 1)
+            write(tmp_path, MORE)
+        replace_(new, path)
+
+    monkeypatch.setattr(os, "replace", late)
+    write(tmp_path, ONE)
+    assert read_records(tmp_path, "haswell") == {(WORKLOAD, "1"): ONE}
+
+
 def test_each_range_of_rows_is_looked_up_on_its_own(tmp_path):
     parameters, tuned, _ = found(None, write(tmp_path, ONE))
     assert tuned == ("1",)
@@ -85,6 +102,7 @@ def test_another_workload_is_not_tuned(tmp_path, change):
     [
         ("{", "line 2"),
         ("[]", "format"),
+        ("[" * 100_000, "recursion"),
         (ONE.to_json("haswell").replace('"format": 3', '"format": 2'), "format 2"),
         (ONE.to_json("znver4"), "'znver4' in the folder of 'haswell'"),
         (ONE.to_json("haswell").replace('"n": 100', '"n": "100"'), "n is '100'"),
