@@ -28,7 +28,7 @@ MODEL_HELP = (
     "(from_onnx), or a Relax module as .json (tvm.ir.save_json)"
 )
 OUTPUT = {"build": "as Executable.save writes it", "lower": "module.json and report.json"}
-CONFIG_HELP = "write fields of sits_tvm.Config, for example quant: {group_size: 32}"
+CONFIG_HELP = "FILE.yaml holds fields of sits_tvm.Config, for example quant: {group_size: 32}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -128,7 +128,8 @@ def _device(target: Target, runner: str) -> str | Device:
 def _modelled(target: Target) -> Device:
     if target.kind.name != "cuda":
         message = f"the static model knows CUDA kernels, none for {target.kind.name}"
-        raise _error("runner", message, 'write runner="local", which measures on this machine')
+        help_ = 'write target="cuda -arch=sm_90", or runner="local" to measure on this machine'
+        raise _error("runner", message, help_)
     if require_toolkit().nvdisasm is None:
         message = "nvdisasm was not found, which shows the static model what nvcc made"
         raise _error("nvdisasm-missing", message, REMEDY)
