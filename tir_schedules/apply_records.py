@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tvm import tirx
 from tvm.ir import BaseFunc, IRModule
@@ -63,7 +65,7 @@ class ApplyRecords:
             found = {
                 rows: record.parameters
                 for rows, record in known.items()
-                if _fits(record, spaces[rows])
+                if _fits(record, spaces[rows], partial(rule.fault, func, target, rows))
             }
             ranked = {record.ranked for rows, record in known.items() if rows in found}
             return with_parameters(func, found, ranked) if found else func
@@ -87,11 +89,13 @@ def _records(database: Path | None, arch: str) -> Records:
     return {**shipped, **own}
 
 
-def _fits(record: Record, space: Space) -> bool:
+def _fits(record: Record, space: Space, fault: Callable[[Any], str | None]) -> bool:
     try:
-        space.with_values(record.parameters)
+        found = fault(space.with_values(record.parameters))
     except ValueError as error:
-        message = f"the record of {record.workload}, {record.rows} rows, is not used: {error}"
+        found = str(error)
+    if found is not None:
+        message = f"the record of {record.workload}, {record.rows} rows, is not used: {found}"
         emit(Diagnostic.warning("database-outdated", message, help="tune this kernel again"))
         return False
     return True

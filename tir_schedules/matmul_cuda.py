@@ -80,6 +80,12 @@ class TensorCoreMatmul(TunableRule[MatmulWorkload]):
         found = _recognise(func, target)
         return {} if found is None else _spaces(found[1], target)
 
+    def fault(self, func: tirx.PrimFunc, target: Target, bucket: str, values: Tile) -> str | None:
+        found = _recognise(func, target)
+        assert found is not None
+        most = _spaces(found[1], target)[bucket].most
+        return tile_fault(replace(found[1], most=most), values, target)
+
     def work(self, func: tirx.PrimFunc, target: Target) -> Callable[[Any], Work | str]:
         found = _recognise(func, target)
         assert found is not None

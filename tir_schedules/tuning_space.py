@@ -128,6 +128,10 @@ class TunableRule(ScheduleRule, Generic[W]):
     def excerpt(self, workload: W, rows: int, inputs: list[np.ndarray]) -> Excerpt:
         """A part of the output for `inputs` that the plain function computes in seconds."""
 
+    def fault(self, func: tirx.PrimFunc, target: Target, bucket: str, values: Any) -> str | None:
+        """Why there is no kernel with values that the space has one by one; None if there is."""
+        return None
+
     def work(self, func: tirx.PrimFunc, target: Target) -> Callable[[Any], Work | str]:
         """What the kernels of `func` with static rows do, by parameters; or why that is not known.
 

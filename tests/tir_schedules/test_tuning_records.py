@@ -13,6 +13,7 @@ from sits_tvm.diagnostics import collect
 from sits_tvm.target import host_mismatch
 from tir_schedules import RULES, ApplyRecords, apply_records, tuned_rows
 from tir_schedules.matmul import Matmul
+from tir_schedules.matmul_cuda import TensorCoreMatmul
 from tir_schedules.packing import PackedLayout, unpack
 from tir_schedules.tuning_records import SHIPPED, Record, arch_of, read_records, write_records
 from tir_schedules.tuning_space import chosen, rule_of
@@ -145,6 +146,21 @@ def test_a_record_outside_the_space_is_not_used(tmp_path):
     assert (warning.severity, warning.code) == ("warning", "database-outdated")
     assert "vectors=5" in warning.message
     assert str(WORKLOAD) in warning.message
+
+
+def test_a_record_that_has_no_kernel_is_not_used(tmp_path):
+    """Each of its values is one of the space; together they leave no shared memory."""
+    workload = replace(WORKLOAD, dtype="float16")
+    large = {"tokens": 16, "warps_m": 4, "units": 8, "stages": 8}
+    write(tmp_path, replace(ONE, workload=workload, rows="33-64", parameters=large), arch="sm_90")
+    func = TensorCoreMatmul().prim_func(workload, 64)
+    with parse_target("cuda -arch=sm_90") as gpu, collect() as diagnostics:
+        func = ApplyRecords(RULES, tmp_path)(tvm.IRModule({"main": func}))["main"]
+        assert TensorCoreMatmul().apply(func, gpu, False) is not None
+    (warning,) = diagnostics
+    assert (warning.severity, warning.code) == ("warning", "database-outdated")
+    assert "bytes of shared memory" in warning.message
+    assert tuned_rows(func) == ()
 
 
 SHIPPED_RECORDS = [
