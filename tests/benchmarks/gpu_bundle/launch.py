@@ -51,8 +51,9 @@ def extents(texts, rows):
 
 
 def evaluate(text, rows):
-    """An integer expression of the number of rows m."""
-    return int(eval(text, {"__builtins__": {}, "min": min, "max": max}, {"m": rows}))
+    """An integer expression of the number of rows m, which fits in what it is cast to."""
+    names = {"min": min, "max": max, "Cast": lambda dtype, value: value}
+    return int(eval(text, {"__builtins__": {}, **names}, {"m": rows}))
 
 
 def argument(text, arguments, rows):
