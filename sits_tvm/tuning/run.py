@@ -71,11 +71,16 @@ class Run:
         return measure.make_builder()  # takes seconds, which a finished run does not need
 
     def _one(self, task: Task, name: str, deadline: float | None) -> None:
-        known, start = self._known(task), time.monotonic()
+        known = self._known(task)
         if is_past(deadline) or (len(known) >= self.trials and self._record(task)):
             return
         if not self._record(task):  # killed before it was written, or deleted
             self._keep(task, known, len(known))
+        self._go_on(task, name, deadline, known)
+
+    def _go_on(self, task: Task, name: str, deadline: float | None, known: list[Trial]) -> None:
+        """Try candidates beside those that are known."""
+        start = time.monotonic()
         search = Search(task, seed=1 + len(known))
         resumed = [search.at(trial.parameters) for trial in known]
         search.tell(resumed, [trial.seconds for trial in known])

@@ -35,12 +35,8 @@ class StaticRun(Run):
     drawn: int | None = None
     tools: Toolkit = field(default_factory=require_toolkit)
 
-    def _one(self, task: Task, name: str, deadline: float | None) -> None:
-        known, start = self._known(task), time.monotonic()
-        if is_past(deadline) or (len(known) >= self.trials and self._record(task)):
-            return
-        if not self._record(task):  # killed before it was written, or deleted
-            self._keep(task, known, len(known))
+    def _go_on(self, task: Task, name: str, deadline: float | None, known: list[Trial]) -> None:
+        start = time.monotonic()
         search = StaticSearch(task, self.modelled, drawn=self.drawn)
         default = task.space.default_values
         refusal = search.work(default)
