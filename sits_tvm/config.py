@@ -10,6 +10,7 @@ BITS = (2, 3, 4)
 GROUP_SIZES = (32, 64, 128, -1)
 SCALE_DTYPES = ("float16", "float32")
 SCALE_METHODS = ("absmax", "mse")
+INTEGER_ACTIVATIONS = ("int8", "int4")
 ACTIVATION_SCALES = ("absmax", "power-of-two")
 GRAPH_RULES = (  # of PruneRedundantAttention
     "views",
@@ -77,9 +78,9 @@ class QuantSpec:
         _require("QuantSpec.symmetric", self.symmetric, (True, False))
         _require("QuantSpec.scale_dtype", self.scale_dtype, SCALE_DTYPES)
         _require("QuantSpec.scale_method", self.scale_method, SCALE_METHODS)
-        _require("QuantSpec.activation", self.activation, (None, "int8", "int4", "bfloat16"))
+        _require("QuantSpec.activation", self.activation, (None, *INTEGER_ACTIVATIONS, "bfloat16"))
         _require("QuantSpec.activation_scale", self.activation_scale, ACTIVATION_SCALES)
-        if self.activation_scale != "absmax" and self.activation not in ("int8", "int4"):
+        if self.activation_scale != "absmax" and self.activation not in INTEGER_ACTIVATIONS:
             raise ValueError(
                 f"QuantSpec.activation_scale={self.activation_scale!r} is of activations that are "
                 'quantized: write activation="int8" or "int4", too'

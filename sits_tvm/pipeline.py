@@ -27,7 +27,7 @@ import relax_passes as passes
 import tir_schedules
 
 from ._pass_context import with_instruments
-from .config import GRAPH_RULES, HEAD_RULES, Config
+from .config import GRAPH_RULES, HEAD_RULES, INTEGER_ACTIVATIONS, Config
 from .diagnostics import Diagnostic, SitsError, collect, raise_errors
 from .gradient_check.gate import report_gate
 from .host_run import Run, on_host
@@ -50,7 +50,7 @@ def graph_passes(
     _refuse_activations(config, target)
     quantize, order = [], tir_schedules.weight_order(target)
     if config.quant is not None:
-        integers = config.quant.activation in ("int8", "int4")
+        integers = config.quant.activation in INTEGER_ACTIVATIONS
         stack = integers and target.kind.name == "llvm"  # others gain none
         quantize = [passes.QuantizeMatmulWeights(config, order=order, stack=stack, report=report)]
     return [
@@ -74,7 +74,7 @@ def _refuse_activations(config: Config, target: Target) -> None:
     if activation is None or kind == "llvm":
         return
     where = "llvm only"
-    if activation in ("int8", "int4"):
+    if activation in INTEGER_ACTIVATIONS:
         if kind == "cuda" and tir_schedules.weight_order(target) == "fragments":
             return
         where = "llvm and, from sm_80 on, cuda"

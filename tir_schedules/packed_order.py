@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
+from sits_tvm.config import INTEGER_ACTIVATIONS
+
 ORDERS = "rows", "vectors", "fragments"
 Index: TypeAlias = Any
 """An int, an array of them, or an expression of TIR."""
@@ -112,7 +114,7 @@ def unit_of(order: str, activation: str | None = None) -> Unit:
     """The unit of an order, for products with activations of `QuantSpec.activation`."""
     if order not in ORDERS:
         raise ValueError(f"order={order!r}; write one of {', '.join(map(repr, ORDERS))}")
-    return _UNITS[order][activation in ("int8", "int4")]
+    return _UNITS[order][activation in INTEGER_ACTIVATIONS]
 
 
 def zero_unit_of(order: str) -> Unit:

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from sits_tvm.config import QuantSpec
+from sits_tvm.config import INTEGER_ACTIVATIONS, QuantSpec
 from tir_schedules import int4_matmul as kernels
 from tir_schedules.activation_format import ActivationFormat, scale_columns
 from tir_schedules.int4_matmul import Rows
@@ -194,7 +194,7 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     *rows, _ = x.ty.shape
     x = x if rows else _reshape(bb, x, [1, layout.k])
     extents = rows or [1]
-    if layout.spec.activation not in ("int8", "int4"):
+    if layout.spec.activation not in INTEGER_ACTIVATIONS:
         name, make, operands = "int4_matmul", _matmul_kernel, [x]
     else:
         name, make, operands = "int8_matmul", _int8_kernel, _quantized(bb, x, layout)

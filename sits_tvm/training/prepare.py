@@ -13,7 +13,7 @@ from tvm.runtime import Tensor
 from relax_passes.packed_weights.weight_choice import WeightChoice, read_both_ways
 from relax_passes.packed_weights.weight_sites import WeightSite
 from sits_tvm._evaluate_transform import as_numpy, not_quantizable
-from sits_tvm.config import Config, QuantSpec
+from sits_tvm.config import INTEGER_ACTIVATIONS, Config, QuantSpec
 from sits_tvm.diagnostics import Diagnostic, collect, emit, raise_errors
 from sits_tvm.module_checks import check_functions
 from sits_tvm.params import Array, as_arrays, bind_names
@@ -22,7 +22,7 @@ from tir_schedules.rounding import quantize
 
 from ._insert_fake_quantize import QuantizedWeight, fake_quantized
 
-_CHOICES = {"scales": ("learned", "absmax"), "activation": (None, "int8", "int4")}
+_CHOICES = {"scales": ("learned", "absmax"), "activation": (None, *INTEGER_ACTIVATIONS)}
 
 
 def prepare_qat(
