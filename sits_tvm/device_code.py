@@ -191,6 +191,7 @@ def _merge(prim_funcs: list[Kernel], kernels: list[Kernel]) -> list[Kernel]:
                 ranked=entry.ranked,
                 tuned_rows=entry.tuned_rows,
                 tuned_by=entry.tuned_by,
+                reason=entry.reason,
             )
         merged.append(kernel)
     split = {prim_func_of(kernel.name) for kernel in kernels}

@@ -218,7 +218,8 @@ def _kernel(name: str, func: tvm.tirx.PrimFunc) -> Kernel:
     rule = str(func.attrs.get("sits.rule", "none"))
     tuned = tir_schedules.tuned_rows(func)
     ranked = "tuned" if tuned else "fallback" if rule == "none" else "default"
-    return Kernel(name, rule, ranked, tuned_rows=tuned, tuned_by=tir_schedules.tuned_by(func))
+    by, reason = tir_schedules.tuned_by(func), str(func.attrs.get(tir_schedules.REASON, ""))
+    return Kernel(name, rule, ranked, tuned_rows=tuned, tuned_by=by, reason=reason)
 
 
 def _run(

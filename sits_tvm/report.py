@@ -151,7 +151,8 @@ class Kernel:
     "fallback" (no rule of its own). Shared memory is in bytes, registers and spills (bytes) per
     thread. `sass` and `loop_sass` (main loop only) count instructions by full opcode and by class.
     `condition` is what the host asks last before it starts the kernel: of a product that has
-    kernels for some numbers of rows each, these ("b * s <= 16").
+    kernels for some numbers of rows each, these ("b * s <= 16"). `reason` tells why a product with
+    an INT4 weight has a kernel of TVM's.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Kernel:
     tuned_rows: tuple[str, ...] = ()
     condition: str = ""
     tuned_by: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(repr=False)

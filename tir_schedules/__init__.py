@@ -12,6 +12,8 @@ from .apply_records import ApplyRecords
 from .attention import Attention
 from .compute_bfloat16 import ComputeBfloat16
 from .cuda_target import architecture
+from .empty_tensors import EmptyOutput
+from .explain_fallbacks import REASON, ExplainFallbacks
 from .fake_quantize_gradient import FakeQuantizeGradient
 from .fallback import CpuFallback
 from .group_sums import GroupSums
@@ -22,6 +24,7 @@ from .quantize_activation_cuda import QuantizeActivationCuda
 from .tuning_space import tuned_by, tuned_rows
 
 RULES: tuple[dlight.ScheduleRule, ...] = (
+    EmptyOutput(),
     Attention(),
     Matmul(),
     TensorCoreMatmul(),
@@ -41,8 +44,9 @@ RULES: tuple[dlight.ScheduleRule, ...] = (
 
 def scheduling_passes(target: Target) -> list[Pass]:
     """From PrimFuncs without a schedule to kernels that the target can run."""
-    on_cpu = [ComputeBfloat16(), AcceptUnalignedTensors()]
-    return [ApplySchedules(*RULES), *(on_cpu if target.kind.name == "llvm" else [])]
+    if target.kind.name == "llvm":
+        return [ApplySchedules(*RULES), ComputeBfloat16(), AcceptUnalignedTensors()]
+    return [ExplainFallbacks(), ApplySchedules(*RULES)]
 
 
 def weight_order(target: Target) -> str:
@@ -53,11 +57,13 @@ def weight_order(target: Target) -> str:
 
 
 __all__ = [
+    "REASON",
     "RULES",
     "AcceptUnalignedTensors",
     "ApplyRecords",
     "ApplySchedules",
     "ComputeBfloat16",
+    "ExplainFallbacks",
     "scheduling_passes",
     "tuned_by",
     "tuned_rows",

@@ -13,6 +13,8 @@ from tvm.target import Target
 from sits_tvm.diagnostics import SitsError, emit
 from sits_tvm.quick_parsing import quick_stack
 
+from .empty_tensors import start_no_empty_grids
+
 # TOpPattern kOpaque: FuseOps leaves calls of such a function alone.
 _OPAQUE = 8
 
@@ -25,7 +27,7 @@ class ApplySchedules:
     function afterwards carries ``sits.rule``, the class name of the rule that took it ("Matmul";
     "dlight.Matmul" for one of TVM's) or "none", and is opaque to fusion: a second `FuseOps`, which
     TVM's default pipelines run, would otherwise merge scheduled functions with others. Functions
-    already scheduled stay as they are.
+    already scheduled stay as they are. A kernel starts only if it has blocks.
 
     Parameters
     ----------
@@ -45,7 +47,8 @@ class ApplySchedules:
             return func
         name, schedule = self._schedule(func, _target_of(func))
         if schedule is not None:
-            func = schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+            func = start_no_empty_grids(schedule.mod["main"])
+            func = func.with_attr("tirx.is_scheduled", True)
         return func.with_attr({"op_pattern": _OPAQUE, "sits.rule": name})
 
     def _schedule(self, func: tirx.PrimFunc, target: Target) -> tuple[str, s_tir.Schedule | None]:

@@ -14,26 +14,32 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tvm import DataType, ir, s_tir, tirx
+from tvm import DataType, s_tir, tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
 
-from .contraction import Contraction, Int4Weight, Int8Rows
-from .cuda_target import architecture, has_int4_products
+from .contraction import Contraction, Int8Rows
+from .cuda_target import has_int4_products
 from .emit import when, with_emitted_body
 from .kernel_work import Work
 from .matmul_cuda_block import launch
 from .matmul_cuda_half import HalfProducts
 from .matmul_cuda_int4 import int4_products
-from .matmul_cuda_int8 import LARGEST_CHANNEL, LARGEST_GROUP, Int8Products
+from .matmul_cuda_int8 import Int8Products
 from .matmul_cuda_operands import Operands
 from .matmul_cuda_output import add_up_block, add_up_parts, partial_sums
 from .matmul_cuda_pipeline import for_each_stage
 from .matmul_cuda_products import Products
+from .matmul_cuda_refusals import (
+    DTYPE_TERMS,
+    plain_activations,
+    refused_product,
+    refused_target,
+)
 from .matmul_cuda_spaces import distinct, tensor_core_spaces, tile_fault
-from .matmul_cuda_terms import TERMS, in_terms
+from .matmul_cuda_terms import in_terms
 from .matmul_cuda_tile import UNIT, Tile
 from .matmul_cuda_work import unknown_work, work
 from .matmul_workload import excerpt, inputs, prim_func, workload_of
@@ -43,17 +49,12 @@ from .tuning_space import Spaces, TunableRule, chosen, emit_buckets, reachable, 
 from .workloads import MATMULS, MatmulWorkload
 
 _ORDER = "fragments"
-_SMALLEST_ARCH = 80
-_TERMS = {"float16": 1, "bfloat16": 1, "float32": TERMS}
-"""By the dtype of activations: the numbers of two bytes that one is the sum of."""
 
 
 class TensorCoreMatmul(TunableRule[MatmulWorkload]):
     """Schedule INT4 matmul with float, INT8 or INT4 activations, see `int8_matmul`, and epilogues.
 
-    Left to other rules: weights in another order, an odd k in two bytes, whose rows cannot be
-    copied four bytes at a time, a channel that is one group of more columns than an int32 holds
-    the sum of, and GPUs older than sm_80.
+    Left to other rules: weights in another order, and what `matmul_cuda_refusals` tells.
     """
 
     families, kind = MATMULS, "cuda"
@@ -104,22 +105,18 @@ class TensorCoreMatmul(TunableRule[MatmulWorkload]):
 
 
 def _recognise(func: tirx.PrimFunc, target: Target) -> tuple[Contraction, Operands] | None:
-    if target.kind.name != "cuda" or architecture(target) < _SMALLEST_ARCH:
+    if refused_target(target) is not None:
         return None
     product = recognise(func, _ORDER)
-    if product is None or not isinstance(product.rhs, Int4Weight):
+    if product is None or refused_product(product) is not None:
         return None
-    operands = _operands(product, target)
-    return None if operands is None else (product, operands)
+    return product, _operands(product, target)
 
 
-def _operands(product: Contraction, target: Target) -> Operands | None:
-    """None if the kernels do not take them."""
+def _operands(product: Contraction, target: Target) -> Operands:
     rows, n, weight = product.rows.extent, int(product.column.dom.extent), product.rhs
     if isinstance(product.lhs, Int8Rows):
         lhs, k = product.lhs, int(product.padded_k)
-        if weight.group_size > LARGEST_GROUP and k > LARGEST_CHANNEL:
-            return None
         return Operands(
             lhs.codes,
             rows,
@@ -133,22 +130,9 @@ def _operands(product: Contraction, target: Target) -> Operands | None:
             is_packed=lhs.is_packed,
             has_int4_products=lhs.is_packed and has_int4_products(target),
         )
-    x, k = _plain_activations(product), int(product.reduction.dom.extent)
-    terms = 0 if x is None else _TERMS.get(str(x.dtype), 0)
-    if x is None or not terms or (terms == 1 and k % 2):
-        return None
-    return Operands(x, rows, None, weight, n, k, terms=terms)
-
-
-def _plain_activations(product: Contraction) -> tirx.Buffer | None:
-    """The buffer of the left operand, if it is that, in rows of k, and nothing else."""
-    value = product.lhs.value if isinstance(product.lhs, tirx.Cast) else product.lhs
-    if not isinstance(value, ir.TensorLoad) or product.batch.iters:
-        return None
-    axes = [axis.var for axis in (*product.rows.iters, product.reduction)]
-    found = [index for index in value.indices if not is_const(index, 0)]
-    same = len(found) == len(axes) and all(a.same_as(b) for a, b in zip(axes, found, strict=True))
-    return value.source if same else None
+    x, k = plain_activations(product), int(product.reduction.dom.extent)
+    assert x is not None
+    return Operands(x, rows, None, weight, n, k, terms=DTYPE_TERMS[str(x.dtype)])
 
 
 def _spaces(operands: Operands, target: Target) -> Spaces:

@@ -149,6 +149,10 @@ class CudaText:
                 branch = node.then_case if _value(node.condition, values) else node.else_case
                 if branch is not None:
                     self._run(branch, values, tensors)
+            case "For":
+                for i in range(int(_value(node.extent, values))):
+                    values[node.loop_var] = tirx.const(i, node.loop_var.ty.dtype)
+                    self._run(node.body, values, tensors)
             case "AttrStmt":
                 self._run(node.body, values, tensors)
             case "AllocBuffer":
@@ -174,6 +178,8 @@ class CudaText:
         ]
         sizes = [int(_value(x, values)) for x in call[len(call) - len(tags) :]]
         extents = dict(zip(tags, sizes, strict=True))
+        if not all(extents.get(tag, 1) for tag in _AXES):
+            raise CudaTextError(f"{name}: no blocks to start")
         self.kernels.launch(name, arguments, extents, extents.pop(_DYNAMIC, 0))
 
 
