@@ -18,7 +18,7 @@ from relax_passes.op._attention_plain import lower_plain
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import LoweredAttention, Report
 from sits_tvm.target import parse_target
-from tir_schedules.attention import attention_kernel
+from tir_schedules.attention.rule import attention_kernel
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerAttention")

@@ -98,7 +98,7 @@ class PackFakeQuantizedWeights:
     Parameters
     ----------
     order : str
-        Of the packed weights that the target's kernels read, see `tir_schedules.packing`.
+        Of the packed weights that the target's kernels read, see `packing`.
     report : Report, optional
         Receives `quantized` and `skipped`.
     """

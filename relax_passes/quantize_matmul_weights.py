@@ -17,7 +17,7 @@ from tvm.ir.transform import PassContext
 
 from sits_tvm.config import Config
 from sits_tvm.report import Report
-from tir_schedules.packing import PackedLayout, Parts, pack, stack
+from tir_schedules.int4_format.packing import PackedLayout, Parts, pack, stack
 
 from .op.int4 import layout_attrs, quantize_weight
 from .packed_weights.packed_function import Packing
@@ -123,7 +123,7 @@ class QuantizeMatmulWeights:
     config : Config
         `quant` must be set; `quantize_embedding`, `quantize_head` and `skip` are read.
     order : str
-        Of the packed weights that the target's kernels read, see `tir_schedules.packing`.
+        Of the packed weights that the target's kernels read, see `packing`.
     stack : bool
         Whether products of one input become one; without kernels that write `R.sits.columns` of a
         product where they belong, these are copies.

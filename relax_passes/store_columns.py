@@ -15,7 +15,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from sits_tvm.diagnostics import Diagnostic, emit
-from tir_schedules.recognise import recognise
+from tir_schedules.matmul.recognise import recognise
 from tir_schedules.tir_nodes import collect
 
 from .op.columns import COLUMNS

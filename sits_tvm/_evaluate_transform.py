@@ -15,7 +15,7 @@ from tvm.runtime import Tensor
 from relax_passes.op import pack_weight
 from relax_passes.op.int4 import layout_of
 from relax_passes.packed_weights.packed_function import SOURCE_NAMES
-from tir_schedules.packing import Parts, pack, stack
+from tir_schedules.int4_format.packing import Parts, pack, stack
 
 from .diagnostics import Diagnostic
 

@@ -14,7 +14,7 @@ from sits_tvm._nvcc import compile_text, read_log
 from sits_tvm._sass import disassemble
 from sits_tvm.device_code import cuda_sources, find_toolkit, record_launches
 from sits_tvm.tuning.static_model import KernelLaunch
-from tir_schedules.int4_matmul import int4_matmul
+from tir_schedules.matmul.int4_matmul import int4_matmul
 
 
 @cache

@@ -9,7 +9,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from sits_tvm import QuantSpec
-from tir_schedules.packing import PackedLayout, pack, unpack
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
 
 
 @I.ir_module

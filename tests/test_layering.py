@@ -94,6 +94,34 @@ def test_imports_go_downwards(path: Path) -> None:
     assert [t for t in ours if not within(t, allowed) or within(t, above)] == []
 
 
+SCHEDULES = [
+    "attention",
+    "matmul_cpu",
+    "activations",
+    "matmul_cuda",
+    "quantization",
+    "matmul",
+    "records",
+    "int4_format",
+    "cpu",
+]
+"""The packages of tir_schedules: each may import those after it, and the modules beside them."""
+
+
+@pytest.mark.parametrize("path", (ROOT / "tir_schedules").glob("*/*.py"), ids=module_name)
+def test_packages_of_schedules_import_downwards(path: Path) -> None:
+    package = path.parent.name
+    above = {f"tir_schedules.{name}" for name in SCHEDULES[: SCHEDULES.index(package)]}
+    assert [target for target, _ in imports(path) if within(target, above)] == []
+
+
+@pytest.mark.parametrize("path", (ROOT / "tir_schedules").glob("[a-z]*.py"), ids=module_name)
+def test_modules_beside_packages_of_schedules_import_none(path: Path) -> None:
+    """So that each package may import them."""
+    packages = {f"tir_schedules.{name}" for name in SCHEDULES}
+    assert [target for target, _ in imports(path) if within(target, packages)] == []
+
+
 def passes() -> list[Path]:
     return sorted((ROOT / "relax_passes").glob("[a-z]*.py"))
 

@@ -1,4 +1,15 @@
-"""Kernels and schedules: the INT4 format, INT4 PrimFuncs, and the rules that schedule PrimFuncs."""
+"""Kernels and schedules: the INT4 format, INT4 PrimFuncs, and the rules that schedule PrimFuncs.
+
+- `int4_format`: how weights are packed, and which integers activations become
+- `quantization`: affine quantization and packing inside a compiled program
+- `matmul`: what matrix products compute, and how they are recognised; scheduled by `matmul_cpu` and
+  `matmul_cuda`, the quantization of their activations by `activations`
+- `attention`: fused attention, from the op to kernels for CPUs and CUDA
+- `cpu`: a schedule for whatever has no rule of its own, and passes after the schedules
+- `records`: what kernels leave open, and the database of what tuning found
+
+A rule is in the file `rule.py` of its package. Modules beside the packages serve all of them.
+"""
 
 from tvm.ir.transform import Pass
 from tvm.s_tir import dlight
@@ -6,22 +17,22 @@ from tvm.target import Target
 
 import sits_tvm  # noqa: F401, first: it imports the modules of this package one by one
 
-from .alignment import AcceptUnalignedTensors
+from .activations.cpu import QuantizeActivation
+from .activations.cuda import QuantizeActivationCuda
 from .apply import ApplySchedules
-from .apply_records import ApplyRecords
-from .attention import Attention
-from .compute_bfloat16 import ComputeBfloat16
+from .attention.rule import Attention
+from .cpu.alignment import AcceptUnalignedTensors
+from .cpu.compute_bfloat16 import ComputeBfloat16
+from .cpu.fallback import CpuFallback
 from .cuda_target import architecture
 from .empty_tensors import EmptyOutput
-from .explain_fallbacks import REASON, ExplainFallbacks
-from .fake_quantize_gradient import FakeQuantizeGradient
-from .fallback import CpuFallback
-from .group_sums import GroupSums
-from .matmul import Matmul
-from .matmul_cuda import TensorCoreMatmul
-from .quantize_activation import QuantizeActivation
-from .quantize_activation_cuda import QuantizeActivationCuda
-from .tuning_space import tuned_by, tuned_rows
+from .matmul_cpu.rule import Matmul
+from .matmul_cuda.explain_fallbacks import REASON, ExplainFallbacks
+from .matmul_cuda.rule import TensorCoreMatmul
+from .quantization.fake_quantize_gradient import FakeQuantizeGradient
+from .quantization.group_sums import GroupSums
+from .records.apply_records import ApplyRecords
+from .records.space import tuned_by, tuned_rows
 
 RULES: tuple[dlight.ScheduleRule, ...] = (
     EmptyOutput(),

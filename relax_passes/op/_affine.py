@@ -11,8 +11,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
-from tir_schedules.affine import AffineFormat
-from tir_schedules.group_sums import SUMS_ATTR
+from tir_schedules.quantization.affine import AffineFormat
+from tir_schedules.quantization.group_sums import SUMS_ATTR
 
 FLOATS: tuple[str, ...] = ("float16", "bfloat16", "float32")
 INTEGERS: tuple[str, ...] = ("int8", "uint8", "int32", "int64")

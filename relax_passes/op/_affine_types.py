@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, tirx
 
 from relax_passes.op._affine import FLOATS, INTEGERS, format_of
-from tir_schedules.affine import AffineFormat
+from tir_schedules.quantization.affine import AffineFormat
 
 
 def tensor_problems(

@@ -41,7 +41,7 @@ from relax_passes.op._groups import (
     unrounded,
 )
 from relax_passes.op._register import register_op
-from tir_schedules import fake_quantize as kernels
+from tir_schedules.quantization import fake_quantize as kernels
 
 
 def fake_quantize_grad(*args: relax.Expr, **attributes: Any) -> relax.Call:

@@ -10,8 +10,8 @@ from tvm.ir import Op
 
 from relax_passes.op._affine import FLOATS, attribute_problems, raise_problems
 from relax_passes.op._register import register_op
-from tir_schedules import absmax_scale as kernels
-from tir_schedules.affine import AffineFormat
+from tir_schedules.quantization import absmax_scale as kernels
+from tir_schedules.quantization.affine import AffineFormat
 
 _NAME = "relax.sits.absmax_scale"
 
@@ -29,7 +29,7 @@ def absmax_scale(
 
     Symmetric: max |x| / (2^(bits-1) - 1), for signed codes. Asymmetric, for unsigned codes, with
     low = min(x, 0) and high = max(x, 0): (high - low) / (2^bits - 1), and the zero point
-    rne(-low / scale). Bit for bit the scales of `tir_schedules.packing`: rounded to `scale_dtype`,
+    rne(-low / scale). Bit for bit the scales of `packing`: rounded to `scale_dtype`,
     1 for a group of zeros. No gradient flows through it (the scale is a constant to training).
 
     Parameters

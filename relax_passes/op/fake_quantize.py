@@ -37,7 +37,7 @@ from relax_passes.op._affine import (
 )
 from relax_passes.op._affine_types import tensor_problems
 from relax_passes.op._register import register_op
-from tir_schedules import fake_quantize as kernels
+from tir_schedules.quantization import fake_quantize as kernels
 
 
 def fake_quantize(

@@ -1,8 +1,8 @@
 """Ops on INT4 weights: `quantize_weight`, `int4_matmul`, `int4_take`.
 
 A packed weight is the pair (codes, scale) or the triple (codes, scale, zero_point) that
-`tir_schedules.packing` defines. Its format travels as attributes of the call: the fields of a
-`QuantSpec`, the logical shape n, k, and the order.
+`tir_schedules.int4_format.packing` defines. Its format travels as attributes of the call: the
+fields of a `QuantSpec`, the logical shape n, k, and the order.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from sits_tvm.config import INTEGER_ACTIVATIONS, QuantSpec
-from tir_schedules import int4_matmul as kernels
-from tir_schedules.activation_format import ActivationFormat, scale_columns
-from tir_schedules.int4_matmul import Rows
-from tir_schedules.int8_matmul import int8_matmul, quantize_activation
-from tir_schedules.packing import PackedLayout
-from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
+from tir_schedules.int4_format.activation_format import ActivationFormat, scale_columns
+from tir_schedules.int4_format.packing import PackedLayout
+from tir_schedules.matmul import int4_matmul as kernels
+from tir_schedules.matmul.int4_matmul import Rows
+from tir_schedules.matmul.int8_matmul import int8_matmul, quantize_activation
+from tir_schedules.quantization.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
 from ._affine import FLOATS
 from ._register import register_op
@@ -57,7 +57,7 @@ def int4_matmul(x: relax.Expr, *packed: relax.Expr, **layout: object) -> relax.C
     """``x @ W.T`` of a float tensor x (..., k) and the parts of a packed weight W (n, k).
 
     Accumulates in float32; the result (..., n) has the dtype of x. `layout` as above; with
-    activation="int8" or "int4" among it, x is quantized, see `tir_schedules.int8_matmul`; with
+    activation="int8" or "int4" among it, x is quantized, see `int8_matmul`; with
     "bfloat16" it is rounded to that.
     """
     return relax.Call(Op.get("relax.sits.int4_matmul"), [x, *packed], layout)

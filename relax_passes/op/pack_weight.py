@@ -12,10 +12,14 @@ from tvm.ir import Op
 from relax_passes.op._affine import format_of
 from relax_passes.op._register import register_op
 from relax_passes.op.int4 import call_prim_func, packed_types
-from tir_schedules.arrange_groups import arrange_groups
-from tir_schedules.pack_fake_quantized import code_bounds, pack_fake_quantized, packed_layout
-from tir_schedules.packing import PackedLayout, Parts
-from tir_schedules.quantize_weight import pack_codes, pack_zero_points
+from tir_schedules.int4_format.packing import PackedLayout, Parts
+from tir_schedules.quantization.arrange_groups import arrange_groups
+from tir_schedules.quantization.pack_fake_quantized import (
+    code_bounds,
+    pack_fake_quantized,
+    packed_layout,
+)
+from tir_schedules.quantization.quantize_weight import pack_codes, pack_zero_points
 
 NAME = "relax.sits.pack_weight"
 
@@ -39,7 +43,7 @@ def pack_weight(
         As `fake_quantize` takes them.
     transposed : bool
     order : str
-        See `tir_schedules.packing`.
+        See `tir_schedules.int4_format.packing`.
     **form
         The attributes of the `fake_quantize`.
 

@@ -17,7 +17,7 @@ from relax_passes.packed_weights.weight_sites import WeightSite, find_weight_sit
 from sits_tvm.config import Config
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
-from tir_schedules.packing import PackedLayout
+from tir_schedules.int4_format.packing import PackedLayout
 
 
 class WeightChoice:

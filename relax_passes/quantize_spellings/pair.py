@@ -10,7 +10,7 @@ from tvm.ir import Op
 from relax_passes._values import Values
 from relax_passes.op._affine import format_of
 from relax_passes.quantize_spellings.events import CLIPS, MOVES, Refused, is_integer
-from tir_schedules.affine import AffineFormat
+from tir_schedules.quantization.affine import AffineFormat
 
 DEQUANTIZE, _QUANTIZE = "sits.dequantize", "sits.quantize"
 _ON_CODES = {

@@ -23,8 +23,8 @@ from sits_tvm.config import BITS, GROUP_SIZES, QuantSpec
 from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
 from sits_tvm.module_checks import check_functions
 from sits_tvm.params import as_arrays
-from tir_schedules.affine import AffineFormat
-from tir_schedules.rounding import quantize
+from tir_schedules.int4_format.rounding import quantize
+from tir_schedules.quantization.affine import AffineFormat
 
 _ABSMAX = "relax.sits.absmax_scale"
 

@@ -18,7 +18,7 @@ from sits_tvm.diagnostics import Diagnostic, collect, emit, raise_errors
 from sits_tvm.module_checks import check_functions
 from sits_tvm.params import Array, as_arrays, bind_names
 from sits_tvm.report import Report
-from tir_schedules.rounding import quantize
+from tir_schedules.int4_format.rounding import quantize
 
 from ._insert_fake_quantize import QuantizedWeight, fake_quantized
 

@@ -27,8 +27,8 @@ import sits_tvm  # noqa: F401, first: see tir_schedules
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.target import parse_target
 from tir_schedules import RULES, scheduling_passes
-from tir_schedules.tuning_space import rule_of, sampled, with_parameters
-from tir_schedules.workloads import Workload
+from tir_schedules.records.space import rule_of, sampled, with_parameters
+from tir_schedules.records.workloads import Workload
 
 from .search import values_of
 from .tasks import Task

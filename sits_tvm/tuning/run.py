@@ -16,7 +16,7 @@ from sits_tvm.diagnostics import Diagnostic, raise_errors
 from sits_tvm.report_tables import render_table
 from tir_schedules.cpu_target import cores
 from tir_schedules.cuda_target import multiprocessors
-from tir_schedules.tuning_records import Record, arch_of, read_records, write_records
+from tir_schedules.records.database import Record, arch_of, read_records, write_records
 
 from . import measure
 from .interrupts import until_interrupted

@@ -17,7 +17,7 @@ from tvm.s_tir.meta_schedule.cost_model.xgb_model import XGBConfig
 from tvm.s_tir.schedule import Trace
 
 from sits_tvm.quick_parsing import load_tensor_intrinsics
-from tir_schedules.tuning_space import ATTRIBUTE, sampled, with_parameters
+from tir_schedules.records.space import ATTRIBUTE, sampled, with_parameters
 
 from .tasks import Task
 

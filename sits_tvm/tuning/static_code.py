@@ -21,8 +21,8 @@ from sits_tvm._sass_pipes import Demand, demand, multiply_adds, opcode_counts
 from sits_tvm.device_code import cuda_sources
 from sits_tvm.diagnostics import SitsError
 from tir_schedules import scheduling_passes
-from tir_schedules.kernel_work import Work
-from tir_schedules.tuning_space import with_parameters
+from tir_schedules.records.space import with_parameters
+from tir_schedules.records.work import Work
 
 from .search import Values
 from .static_constants import Device

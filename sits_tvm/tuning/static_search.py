@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
-from tir_schedules.kernel_work import Work
-from tir_schedules.tuning_space import sampled
+from tir_schedules.records.space import sampled
+from tir_schedules.records.work import Work
 
 from .search import Values
 from .static_code import screen

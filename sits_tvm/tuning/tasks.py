@@ -11,9 +11,9 @@ from tvm.s_tir import Schedule
 from tvm.target import Target
 
 import tir_schedules
-from tir_schedules.tuning_records import arch_of
-from tir_schedules.tuning_space import Space, TunableRule
-from tir_schedules.workloads import Workload
+from tir_schedules.records.database import arch_of
+from tir_schedules.records.space import Space, TunableRule
+from tir_schedules.records.workloads import Workload
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import tvm
 from tvm import te, tirx
 
 from tests.benchmarks.rounds import alternate
-from tir_schedules.matmul import Matmul
+from tir_schedules.matmul_cpu.rule import Matmul
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 CPU = tvm.get_global_func("target.llvm_get_system_cpu")()

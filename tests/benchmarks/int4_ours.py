@@ -13,10 +13,10 @@ from tvm import tirx
 from sits_tvm import parse_target
 from tests.benchmarks.int4_case import Case, Kernel, NotMeasured
 from tir_schedules import RULES, ApplyRecords, scheduling_passes
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import int8_matmul, quantize_activation
-from tir_schedules.packed_layout import PackedLayout
-from tir_schedules.packing import interleave, pack_nibbles
+from tir_schedules.int4_format.packed_layout import PackedLayout
+from tir_schedules.int4_format.packing import interleave, pack_nibbles
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul.int8_matmul import int8_matmul, quantize_activation
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")

@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.benchmarks.int4_case import Case, Kernel
-from tir_schedules.packing import pack_nibbles
+from tir_schedules.int4_format.packing import pack_nibbles
 
 
 def onnxruntime_kernel(case: Case, level: int) -> Kernel:

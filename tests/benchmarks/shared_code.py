@@ -29,8 +29,8 @@ from sits_tvm.tuning.static_run import StaticRun
 from sits_tvm.tuning.static_search import StaticSearch
 from sits_tvm.tuning.tasks import Task
 from sits_tvm.tuning.trials import Trial
-from tir_schedules.kernel_work import Work
-from tir_schedules.matmul_cuda_tile import CHANNELS, UNIT, Tile
+from tir_schedules.matmul_cuda.tile import CHANNELS, UNIT, Tile
+from tir_schedules.records.work import Work
 
 _UNROLLED = 16
 """Fewer stages than these may have code of their own."""
@@ -125,6 +125,6 @@ def digest() -> str:
     """Of the sources of the kernels: what was found of others is not gone on with."""
     folder = Path(tir_schedules.__file__).parent
     found = hashlib.sha256()
-    for path in sorted([*folder.glob("matmul_cuda*.py"), *folder.glob("cuda_*.py")]):
+    for path in sorted([*folder.glob("matmul_cuda/*.py"), *folder.glob("cuda_*.py")]):
         found.update(path.read_bytes())
     return found.hexdigest()[:12]

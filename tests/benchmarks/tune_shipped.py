@@ -16,7 +16,7 @@ from tvm.ir import IRModule
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec, parse_target
-from tir_schedules.tuning_records import SHIPPED, arch_of, read_records, write_records
+from tir_schedules.records.database import SHIPPED, arch_of, read_records, write_records
 
 GEMMA = ((640, 1024), (2048, 640), (640, 2048))
 QUERIES_KEYS_VALUES = {"int8": ((1536, 640),), None: ((1024, 640), (256, 640))}

@@ -19,9 +19,9 @@ from sits_tvm.tuning.static_constants import device_of
 from sits_tvm.tuning.tasks import Task
 from sits_tvm.tuning.trials import TrialLog
 from tests.benchmarks.shared_code import SharedRun, digest
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.tuning_records import SHIPPED, read_records, write_records
-from tir_schedules.workloads import MATMULS, MatmulWorkload
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.records.database import SHIPPED, read_records, write_records
+from tir_schedules.records.workloads import MATMULS, MatmulWorkload
 
 ARCHS = ("sm_80", "sm_90", "sm_90a")
 LLAMA_8B = ((4096, 4096), (1024, 4096), (6144, 4096), (28672, 4096), (14336, 4096), (4096, 14336))

@@ -9,7 +9,7 @@ from relax_passes.op import fake_quantize
 from sits_tvm import QuantSpec
 from sits_tvm.diagnostics import collect
 from sits_tvm.report import Report
-from tir_schedules.packing import PackedLayout
+from tir_schedules.int4_format.packing import PackedLayout
 
 OP = relax.op
 N, K = 24, 96

@@ -5,7 +5,7 @@ from quantized_matmul import OP
 from tvm import relax, tirx
 
 from sits_tvm import QuantSpec
-from tir_schedules.packing import PackedLayout, pack, unpack
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
 
 ASYMMETRIC = QuantSpec(group_size=32, symmetric=False)
 SIZES = {"q": 64, "k": 16, "v": 16}

@@ -12,7 +12,7 @@ from tvm.script import relax as R
 
 from relax_passes.op import absmax_scale, fake_quantize
 from sits_tvm import QuantSpec
-from tir_schedules.rounding import quantize
+from tir_schedules.int4_format.rounding import quantize
 
 SPECS = [
     QuantSpec(bits=b, group_size=g, symmetric=s, scale_dtype=d)

@@ -9,7 +9,7 @@ from tvm.ir import assert_structural_equal
 import sits_tvm
 from relax_passes import BoundTakeIndices
 from sits_tvm import Config, QuantSpec
-from tir_schedules.packing import PackedLayout, pack, unpack
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
 
 
 def take(table, indices, **options):

@@ -20,8 +20,8 @@ from tvm import relax
 
 import sits_tvm
 from relax_passes.op import fake_quantize
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import unpack
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import unpack
 
 CASES = [
     # granularity, attributes, scale shape for (N, K), zero point dtype

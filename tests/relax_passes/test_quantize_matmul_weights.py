@@ -10,8 +10,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from sits_tvm import QuantSpec
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import PackedLayout, pack, unpack
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
 
 
 def test_replaces_weight_by_its_parts():

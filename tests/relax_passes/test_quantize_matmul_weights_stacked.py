@@ -11,8 +11,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import pack
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import pack
 
 QKV = ("q", "k", "v")
 REASONS = {

@@ -10,8 +10,8 @@ from tvm import relax
 import sits_tvm
 from relax_passes import QuantizeMatmulWeights
 from sits_tvm import Config, QuantSpec
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import PackedLayout, unpack
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import PackedLayout, unpack
 
 TIED = {"quantize_embedding": True, "quantize_head": True}
 IDS, TABLE = relax.TensorType((3,), "int64"), relax.TensorType((40, 96), "float32")

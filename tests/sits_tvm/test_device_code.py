@@ -26,8 +26,8 @@ from sits_tvm.diagnostics import collect
 from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.report import Kernel, Report
 from sits_tvm.target import parse_target
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.matmul_cuda import TensorCoreMatmul
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
 
 
 def test_the_compiler_is_there():

@@ -14,7 +14,7 @@ from tvm import relax
 import sits_tvm
 from relax_passes import PackFakeQuantizedWeights
 from sits_tvm import Config, QuantSpec, convert_qat, prepare_qat
-from tir_schedules.packing import PackedLayout, unpack
+from tir_schedules.int4_format.packing import PackedLayout, unpack
 
 OP = relax.op
 SPECS = [

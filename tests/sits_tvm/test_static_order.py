@@ -22,8 +22,8 @@ from sits_tvm.tuning.static_code import (
 from sits_tvm.tuning.static_constants import H200, TIE
 from sits_tvm.tuning.static_model import estimate
 from sits_tvm.tuning.tasks import Task
-from tir_schedules.matmul_cuda import TensorCoreMatmul, _recognise
-from tir_schedules.workloads import MatmulWorkload
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul, _recognise
+from tir_schedules.records.workloads import MatmulWorkload
 
 GPU = parse_target("cuda -arch=sm_90")
 RULE = TensorCoreMatmul()

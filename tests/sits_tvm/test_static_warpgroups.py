@@ -16,9 +16,9 @@ from sits_tvm.tuning.static_run import StaticRun
 from sits_tvm.tuning.static_search import StaticSearch
 from sits_tvm.tuning.tasks import Task
 from sits_tvm.tuning.trials import TrialLog
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.tuning_records import read_records
-from tir_schedules.workloads import MatmulWorkload
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.records.database import read_records
+from tir_schedules.records.workloads import MatmulWorkload
 
 GPU = parse_target("cuda -arch=sm_90a")
 RULE = TensorCoreMatmul()

@@ -20,7 +20,7 @@ from sits_tvm.__main__ import main
 from sits_tvm.tuning import measure
 from sits_tvm.tuning.search import values_of
 from sits_tvm.tuning.trials import Trial
-from tir_schedules.tuning_records import arch_of, read_records
+from tir_schedules.records.database import arch_of, read_records
 
 CPU = "llvm -mcpu=znver4 -num-cores=2"
 QUANT = Config(quant=QuantSpec(group_size=32))

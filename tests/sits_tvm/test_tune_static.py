@@ -22,7 +22,7 @@ from sits_tvm.tuning.static_constants import H200, MODEL_VERSION
 from sits_tvm.tuning.static_search import StaticSearch
 from sits_tvm.tuning.tasks import find_tasks
 from sits_tvm.tuning.trials import Trial
-from tir_schedules.tuning_records import read_records
+from tir_schedules.records.database import read_records
 
 GPU = "cuda -arch=sm_90"
 QUANT = Config(quant=QuantSpec())

@@ -5,8 +5,8 @@ from attention_runs import call, reference
 from tvm import tirx
 
 from sits_tvm import parse_target
-from tir_schedules.attention import Attention, attention_kernel
-from tir_schedules.attention_spec import attention_spec
+from tir_schedules.attention.rule import Attention, attention_kernel
+from tir_schedules.attention.spec import attention_spec
 
 TARGET = parse_target("cuda -arch=sm_90")
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}

@@ -6,8 +6,8 @@ from kernel_runs import target
 from tvm import relax, tirx
 
 from relax_passes.op import attention
-from tir_schedules.attention import Attention, attention_kernel
-from tir_schedules.tuning_space import with_parameters
+from tir_schedules.attention.rule import Attention, attention_kernel
+from tir_schedules.records.space import with_parameters
 
 
 def call(types, **attributes):

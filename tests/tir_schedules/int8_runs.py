@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from kernel_runs import target
 
-from tir_schedules.packing import unpack_parts
+from tir_schedules.int4_format.packing import unpack_parts
 
 
 def scales(layout):

@@ -6,7 +6,7 @@ from tvm import relax, tirx
 from tvm.s_tir.dlight import ApplyDefaultSchedule
 
 from sits_tvm import parse_target
-from tir_schedules.matmul import Matmul
+from tir_schedules.matmul_cpu.rule import Matmul
 
 TARGETS = {
     "host": "llvm -mcpu=native -num-cores=2",

@@ -14,8 +14,8 @@ from sits_tvm import parse_target
 from sits_tvm._sass import Instruction, count, disassemble
 from sits_tvm._sass_loops import MMA, find_loops, times_executed, trips_for
 from sits_tvm.device_code import compile_device_code, find_toolkit, record_launches
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.matmul_cuda_tile import Tile
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.matmul_cuda.tile import Tile
 
 _STORES = ("STG",)
 

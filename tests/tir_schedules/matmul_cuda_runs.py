@@ -10,11 +10,11 @@ from int8_runs import as_words, group_sums, product, quantized, random_weight
 
 from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import int8_matmul
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.matmul_cuda_tile import Tile
-from tir_schedules.packing import PackedLayout, unpack
+from tir_schedules.int4_format.packing import PackedLayout, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul.int8_matmul import int8_matmul
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.matmul_cuda.tile import Tile
 
 TARGET = parse_target("cuda -arch=sm_90")
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}

@@ -15,7 +15,7 @@ from attention_runs import static_types
 from gpu_emulator import Emulated
 
 from sits_tvm import parse_target
-from tir_schedules.attention_cuda import cuda_refusal
+from tir_schedules.attention.cuda import cuda_refusal
 
 # (B, Sq, Sk): a block has 64 rows and tiles of 64 or 32 keys
 SHAPES = [(1, 65, 130), (2, 9, 70), (2, 1, 129), (1, 9, 3), (0, 5, 5), (1, 0, 5), (2, 5, 0)]

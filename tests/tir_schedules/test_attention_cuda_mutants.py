@@ -8,51 +8,43 @@ from attention_runs import static_types
 from gpu_block import EmulationError
 from gpu_emulator import Emulated
 
-from tir_schedules import (
-    attention_cuda,
-    attention_cuda_block,
-    attention_cuda_fma,
-    attention_cuda_mma,
-    attention_cuda_softmax,
-)
-from tir_schedules.attention_cuda_block import Block
-from tir_schedules.attention_cuda_products import Products
-from tir_schedules.attention_cuda_softmax import Softmax
-from tir_schedules.attention_cuda_tiling import Tiling
+from tir_schedules.attention import cuda, cuda_block, cuda_fma, cuda_mma, cuda_softmax
+from tir_schedules.attention.cuda_block import Block
+from tir_schedules.attention.cuda_products import Products
+from tir_schedules.attention.cuda_softmax import Softmax
+from tir_schedules.attention.cuda_tiling import Tiling
 
 
 def halves_of_the_right_factor_swapped(patch):
-    multiply = attention_cuda_mma.multiply_add
+    multiply = cuda_mma.multiply_add
 
     def swapped(product, first, left, right, dtype):
         multiply(product, first, left, right[::-1], dtype)
 
-    patch(attention_cuda_mma, "multiply_add", swapped)
+    patch(cuda_mma, "multiply_add", swapped)
 
 
 def values_not_transposed(patch):
-    load = attention_cuda_mma.load_matrices
-    patch(
-        attention_cuda_mma, "load_matrices", lambda r, i, s, at, transposed=False: load(r, i, s, at)
-    )
+    load = cuda_mma.load_matrices
+    patch(cuda_mma, "load_matrices", lambda r, i, s, at, transposed=False: load(r, i, s, at))
 
 
 def rows_of_the_left_factor_swapped(patch):
-    multiply = attention_cuda_mma.multiply_add
+    multiply = cuda_mma.multiply_add
 
     def swapped(product, first, left, right, dtype):
         multiply(product, first, [left[i] for i in (1, 0, 3, 2)], right, dtype)
 
-    patch(attention_cuda_mma, "multiply_add", swapped)
+    patch(cuda_mma, "multiply_add", swapped)
 
 
 def pairs_swapped(patch):
-    pack = attention_cuda_mma.pack
-    patch(attention_cuda_mma, "pack", lambda to, low, high, dtype: pack(to, high, low, dtype))
+    pack = cuda_mma.pack
+    patch(cuda_mma, "pack", lambda to, low, high, dtype: pack(to, high, low, dtype))
 
 
 def no_reduction_over_lanes(patch):
-    patch(attention_cuda_softmax, "over_quad", lambda *_: None)
+    patch(cuda_softmax, "over_quad", lambda *_: None)
 
 
 def no_decay(patch):
@@ -60,7 +52,7 @@ def no_decay(patch):
 
 
 def nothing_hidden(patch):
-    patch(Block, "sees_all", lambda *_: attention_cuda_block.int64(0) == 0)
+    patch(Block, "sees_all", lambda *_: cuda_block.int64(0) == 0)
 
 
 def one_tile_too_few(patch):
@@ -87,18 +79,18 @@ def scores_of_the_wrong_row(patch):
 
 
 def keys_overwritten_too_early(patch):
-    patch(attention_cuda, "synchronize", lambda: None)
+    patch(cuda, "synchronize", lambda: None)
 
 
 def read_too_early(patch):
-    wait = attention_cuda.wait_for_copies
-    patch(attention_cuda, "wait_for_copies", lambda pending=0: wait(pending + 1))
+    wait = cuda.wait_for_copies
+    patch(cuda, "wait_for_copies", lambda pending=0: wait(pending + 1))
 
 
 def copied_from_beyond_the_end(patch):
-    copy = attention_cuda_block.copy_chunk
+    copy = cuda_block.copy_chunk
     patch(
-        attention_cuda_block,
+        cuda_block,
         "copy_chunk",
         lambda to, at, source, _, size: copy(to, at, source, True, size),
     )
@@ -109,19 +101,19 @@ def rows_too_close_in_shared_memory(patch):
 
 
 def weights_of_another_lane(patch):
-    of_quad = attention_cuda_fma.from_lane_of_quad
-    patch(attention_cuda_fma, "from_lane_of_quad", lambda value, lane: of_quad(value, 3 - lane))
+    of_quad = cuda_fma.from_lane_of_quad
+    patch(cuda_fma, "from_lane_of_quad", lambda value, lane: of_quad(value, 3 - lane))
 
 
 def neighbours_in_reverse(patch):
-    store = attention_cuda_fma.store_words
-    patch(attention_cuda_fma, "store_words", lambda address, values: store(address, values[::-1]))
+    store = cuda_fma.store_words
+    patch(cuda_fma, "store_words", lambda address, values: store(address, values[::-1]))
 
 
 def every_block_on_the_same_rows(patch):
-    place = attention_cuda_block._place
-    one = attention_cuda_block.tirx.const(1, "uint32")
-    patch(attention_cuda_block, "_place", lambda x, tiling: (one, place(x, tiling)[1]))
+    place = cuda_block._place
+    one = cuda_block.tirx.const(1, "uint32")
+    patch(cuda_block, "_place", lambda x, tiling: (one, place(x, tiling)[1]))
 
 
 TENSOR_CORES = [

@@ -6,8 +6,8 @@ import tvm
 from attention_runs import call, reference, symbolic_types
 from kernel_runs import target
 
-from tir_schedules.attention import attention_kernel
-from tir_schedules.attention_spec import attention_spec, spec_of
+from tir_schedules.attention.rule import attention_kernel
+from tir_schedules.attention.spec import attention_spec, spec_of
 
 ATOL = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 2e-2}
 LENGTHS = [(1, 9), (5, 5), (9, 1), (24, 70), (0, 5), (3, 0)]

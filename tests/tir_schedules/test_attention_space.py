@@ -10,11 +10,12 @@ from tvm import tirx
 
 from sits_tvm import SitsError, parse_target
 from sits_tvm.diagnostics import collect
-from tir_schedules import RULES, ApplyRecords, ApplySchedules, apply_records, tuned_rows
-from tir_schedules.attention import Attention, attention_kernel
-from tir_schedules.tuning_records import Record, write_records
-from tir_schedules.tuning_space import sampled, with_parameters
-from tir_schedules.workloads import AttentionWorkload
+from tir_schedules import RULES, ApplyRecords, ApplySchedules, tuned_rows
+from tir_schedules.attention.rule import Attention, attention_kernel
+from tir_schedules.records import apply_records
+from tir_schedules.records.database import Record, write_records
+from tir_schedules.records.space import sampled, with_parameters
+from tir_schedules.records.workloads import AttentionWorkload
 
 B, S, T = (tirx.Var(name, "int64") for name in "bst")
 

@@ -15,9 +15,9 @@ from sits_tvm import QuantSpec, parse_target
 from sits_tvm.device_code import record_launches
 from tir_schedules import RULES
 from tir_schedules.apply import ApplySchedules
-from tir_schedules.attention import attention_kernel
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.packing import PackedLayout, pack, unpack
+from tir_schedules.attention.rule import attention_kernel
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul
 
 HOPPER, TURING = (parse_target(f"cuda -arch={arch}") for arch in ("sm_90", "sm_75"))
 SPEC = QuantSpec(group_size=32)

@@ -4,7 +4,7 @@ import pytest
 from tvm import te, tirx
 from tvm.script import tirx as T
 
-from tir_schedules.recognise import recognise
+from tir_schedules.matmul.recognise import recognise
 
 M, ONE = te.var("m", "int64"), tirx.IntImm("int64", 1)
 

@@ -16,8 +16,8 @@ from tvm.tirx import For, ForKind
 from sits_tvm import parse_target
 from tir_schedules import RULES
 from tir_schedules.apply import ApplySchedules
+from tir_schedules.cpu.fallback import CpuFallback
 from tir_schedules.cpu_target import vector_lanes
-from tir_schedules.fallback import CpuFallback
 
 HOST = Target({"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()})
 GENERIC = Target({"kind": "llvm"})

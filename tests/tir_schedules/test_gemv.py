@@ -6,8 +6,8 @@ from kernel_runs import assert_close, compile_kernel, schedule
 from tvm import te
 
 from sits_tvm.config import QuantSpec
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.packing import PackedLayout, pack, unpack
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul
 
 SIZES = [(1, 1), (3, 5), (15, 16), (16, 15), (17, 33), (64, 64), (256, 300), (300, 257)]
 

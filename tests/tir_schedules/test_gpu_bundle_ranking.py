@@ -13,9 +13,9 @@ from tvm import relax
 import sits_tvm
 from sits_tvm import Config, QuantSpec, parse_target
 from tests.benchmarks.gpu_bundle import write
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.tuning_records import read_records
-from tir_schedules.workloads import MatmulWorkload
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.records.database import read_records
+from tir_schedules.records.workloads import MatmulWorkload
 
 sys.path.insert(0, str(Path(write.__file__).parent))
 import ranking

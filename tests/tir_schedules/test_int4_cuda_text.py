@@ -7,8 +7,8 @@ from kernel_runs import assert_close
 from tvm.s_tir import dlight
 
 from sits_tvm import QuantSpec, parse_target
-from tir_schedules.int4_matmul import int4_matmul, int4_take
-from tir_schedules.packing import PackedLayout, pack, unpack
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul, int4_take
 
 CUDA = parse_target("cuda -arch=sm_90")
 N, K = 40, 136

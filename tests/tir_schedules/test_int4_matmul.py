@@ -22,9 +22,9 @@ from tvm import relax, tirx
 from tvm.s_tir import dlight
 
 from sits_tvm.config import QuantSpec
-from tir_schedules.int4_matmul import int4_matmul, int4_take
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import PackedLayout, interleave, pack, pack_nibbles, unpack
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import PackedLayout, interleave, pack, pack_nibbles, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul, int4_take
 
 G32 = QuantSpec(group_size=32, symmetric=False)
 G64 = QuantSpec(group_size=64, symmetric=False, scale_dtype="float32")

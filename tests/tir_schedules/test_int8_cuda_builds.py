@@ -9,7 +9,7 @@ from tvm import relax
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
-from tir_schedules.packing import PackedLayout
+from tir_schedules.int4_format.packing import PackedLayout
 
 TARGET = sits_tvm.parse_target("cuda -arch=sm_90")
 K, N = 288, 48

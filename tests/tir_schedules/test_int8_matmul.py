@@ -21,11 +21,11 @@ from int8_runs import (
 from kernel_runs import ROWS, TARGETS, target
 
 from sits_tvm.config import QuantSpec
-from tir_schedules.int8_matmul import int8_matmul, quantize_activation
-from tir_schedules.matmul import Matmul
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import PackedLayout
-from tir_schedules.quantize_activation import QuantizeActivation
+from tir_schedules.activations.cpu import QuantizeActivation
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import PackedLayout
+from tir_schedules.matmul.int8_matmul import int8_matmul, quantize_activation
+from tir_schedules.matmul_cpu.rule import Matmul
 
 TARGETS |= {
     "skylake": "llvm -mcpu=skylake-avx512",

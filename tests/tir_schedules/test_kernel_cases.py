@@ -12,11 +12,11 @@ from int8_runs import build, random_weight, run, scales
 from kernel_runs import assert_close, compile_kernel
 
 from sits_tvm.config import QuantSpec
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import int8_matmul, quantize_activation
-from tir_schedules.matmul import Matmul
-from tir_schedules.packing import PackedLayout, unpack
-from tir_schedules.quantize_activation import QuantizeActivation
+from tir_schedules.activations.cpu import QuantizeActivation
+from tir_schedules.int4_format.packing import PackedLayout, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul.int8_matmul import int8_matmul, quantize_activation
+from tir_schedules.matmul_cpu.rule import Matmul
 
 ORDER = "vectors"
 

@@ -9,8 +9,8 @@ import tvm_ffi
 from tvm.script import tirx as T
 from tvm.tirx import For, ForKind, PrimFunc
 
-from tir_schedules.leaf_loops import vectorize_leaf_loops
-from tir_schedules.small_loops import run_small_loops_serially
+from tir_schedules.cpu.leaf_loops import vectorize_leaf_loops
+from tir_schedules.cpu.small_loops import run_small_loops_serially
 
 
 @T.prim_func(s_tir=True)

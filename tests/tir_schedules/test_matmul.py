@@ -19,7 +19,7 @@ from kernel_runs import (
 from tvm import relax, te, tirx
 from tvm.relax import op
 
-from tir_schedules.matmul import Matmul
+from tir_schedules.matmul_cpu.rule import Matmul
 
 ERF = np.vectorize(math.erf)
 

@@ -5,8 +5,8 @@ import pytest
 from matmul_cuda_runs import check, layout_of
 
 from sits_tvm import parse_target
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.workloads import MATMULS, MatmulWorkload
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.records.workloads import MATMULS, MatmulWorkload
 
 ROWS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65, 257)
 QUICK = {(None, 32, False), (None, 128, True), ("int8", 64, False), ("int8", -1, True)}

@@ -11,7 +11,7 @@ from cuda_text import CudaText
 from int8_runs import as_words, group_sums, quantized, random_weight
 from matmul_cuda_runs import TARGET, layout_of, plain, scheduled
 
-from tir_schedules.packing import assemble, unpack
+from tir_schedules.int4_format.packing import assemble, unpack
 
 KINDS = [None, "int8"]
 SLOW = pytest.mark.slow

@@ -7,8 +7,8 @@ from matmul_cuda_runs import TARGET, check, layout_of, plain, run, scheduled, we
 from test_matmul_cuda import ROWS
 
 from sits_tvm import parse_target
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.packing import unpack
+from tir_schedules.int4_format.packing import unpack
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
 
 SHORT = 80, 327
 """n and k: rows of x are not 16 bytes apart, and the last pair of columns is half there."""

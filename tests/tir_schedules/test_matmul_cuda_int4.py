@@ -24,10 +24,10 @@ from test_matmul_cuda_faults import edited
 
 from sits_tvm import parse_target
 from sits_tvm._sass_pipes import multiply_adds
-from tir_schedules.matmul_cuda import TensorCoreMatmul, _recognise
-from tir_schedules.matmul_cuda_spaces import tile_fault
-from tir_schedules.matmul_cuda_tile import Tile
-from tir_schedules.packing import unpack
+from tir_schedules.int4_format.packing import unpack
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul, _recognise
+from tir_schedules.matmul_cuda.spaces import tile_fault
+from tir_schedules.matmul_cuda.tile import Tile
 
 TARGETS = {
     arch: parse_target(f"cuda -arch={arch}") for arch in ("sm_80", "sm_89", "sm_90", "sm_90a")

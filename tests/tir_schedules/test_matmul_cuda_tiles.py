@@ -12,9 +12,9 @@ from matmul_cuda_runs import TARGET, check, layout_of, plain, scheduled
 from sits_tvm import parse_target
 from sits_tvm.device_code import record_launches
 from sits_tvm.diagnostics import SitsError
-from tir_schedules.matmul_cuda import TensorCoreMatmul, _recognise
-from tir_schedules.matmul_cuda_spaces import tile_fault
-from tir_schedules.matmul_cuda_tile import Tile
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul, _recognise
+from tir_schedules.matmul_cuda.spaces import tile_fault
+from tir_schedules.matmul_cuda.tile import Tile
 
 SHAPES = {
     "rows": st.integers(1, 70),

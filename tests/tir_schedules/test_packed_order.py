@@ -7,9 +7,9 @@ import pytest
 
 from sits_tvm import QuantSpec, parse_target
 from tir_schedules import weight_order
-from tir_schedules.packed_layout import PackedLayout
-from tir_schedules.packed_order import ORDERS, unit_of
-from tir_schedules.packing import pack
+from tir_schedules.int4_format.packed_layout import PackedLayout
+from tir_schedules.int4_format.packed_order import ORDERS, unit_of
+from tir_schedules.int4_format.packing import pack
 
 G32 = QuantSpec(group_size=32)
 LANES, CHANNELS, COLUMNS = range(32), 16, 64

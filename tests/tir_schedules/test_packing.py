@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sits_tvm import QuantSpec
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import PackedLayout, pack, quantize, unpack, unpack_parts
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import PackedLayout, pack, quantize, unpack, unpack_parts
 
 SHAPES = [(16, 128), (5, 300), (33, 72), (3, 17), (1, 1)]
 SPECS = [

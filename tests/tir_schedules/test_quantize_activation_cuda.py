@@ -12,11 +12,11 @@ from int8_runs import as_words, build, group_sums, quantized, run
 from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
 from sits_tvm.device_code import compile_device_code, record_launches
-from tir_schedules.activation_format import ActivationFormat, scale_columns
-from tir_schedules.int8_matmul import quantize_activation
-from tir_schedules.packing import PackedLayout
-from tir_schedules.quantize_activation import QuantizeActivation
-from tir_schedules.quantize_activation_cuda import QuantizeActivationCuda
+from tir_schedules.activations.cpu import QuantizeActivation
+from tir_schedules.activations.cuda import QuantizeActivationCuda
+from tir_schedules.int4_format.activation_format import ActivationFormat, scale_columns
+from tir_schedules.int4_format.packing import PackedLayout
+from tir_schedules.matmul.int8_matmul import quantize_activation
 
 TARGET = parse_target("cuda -arch=sm_90")
 TIES = np.arange(-126.5, 127) / 127

@@ -7,8 +7,8 @@ import pytest
 import tvm
 
 from sits_tvm import QuantSpec
-from tir_schedules.packing import PackedLayout, pack
-from tir_schedules.quantize_weight import choose_scale, pack_codes, pack_zero_points
+from tir_schedules.int4_format.packing import PackedLayout, pack
+from tir_schedules.quantization.quantize_weight import choose_scale, pack_codes, pack_zero_points
 
 CASES = [
     (shape, QuantSpec(bits=bits, group_size=g, symmetric=s, scale_method=m), order, dtype)

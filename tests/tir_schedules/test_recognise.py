@@ -3,11 +3,11 @@
 import pytest
 
 from sits_tvm.config import QuantSpec
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import int8_matmul
-from tir_schedules.packed_layout import PackedLayout
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.recognise import recognise
+from tir_schedules.int4_format.packed_layout import PackedLayout
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul.int8_matmul import int8_matmul
+from tir_schedules.matmul.recognise import recognise
 
 SPECS = [QuantSpec(group_size=32, symmetric=False), QuantSpec(group_size=-1)]
 

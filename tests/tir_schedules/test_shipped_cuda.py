@@ -15,9 +15,9 @@ from sits_tvm.tuning.static_code import judge, lower_candidate
 from sits_tvm.tuning.static_constants import MODEL_VERSION, TIE, device_of
 from tests.benchmarks.tune_shipped_cuda import ARCHS, run_of, tasks_of, workloads
 from tir_schedules import RULES, ApplyRecords, tuned_by, tuned_rows
-from tir_schedules.matmul_cuda import _recognise
-from tir_schedules.matmul_cuda_spaces import tile_fault
-from tir_schedules.tuning_records import SHIPPED, read_records
+from tir_schedules.matmul_cuda.rule import _recognise
+from tir_schedules.matmul_cuda.spaces import tile_fault
+from tir_schedules.records.database import SHIPPED, read_records
 
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 

@@ -14,8 +14,8 @@ from sits_tvm import parse_target
 from sits_tvm.tuning import measure
 from sits_tvm.tuning.search import Search, values_of
 from sits_tvm.tuning.tasks import Task
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.workloads import MatmulWorkload
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.records.workloads import MatmulWorkload
 
 GPU = parse_target("cuda -arch=sm_90")
 RULE = TensorCoreMatmul()

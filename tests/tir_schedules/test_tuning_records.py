@@ -11,13 +11,14 @@ from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
 from sits_tvm.diagnostics import collect
 from sits_tvm.target import host_mismatch
-from tir_schedules import RULES, ApplyRecords, apply_records, tuned_rows
-from tir_schedules.matmul import Matmul
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.packing import PackedLayout, unpack
-from tir_schedules.tuning_records import SHIPPED, Record, arch_of, read_records, write_records
-from tir_schedules.tuning_space import chosen, rule_of
-from tir_schedules.workloads import MatmulWorkload
+from tir_schedules import RULES, ApplyRecords, tuned_rows
+from tir_schedules.int4_format.packing import PackedLayout, unpack
+from tir_schedules.matmul_cpu.rule import Matmul
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.records import apply_records
+from tir_schedules.records.database import SHIPPED, Record, arch_of, read_records, write_records
+from tir_schedules.records.space import chosen, rule_of
+from tir_schedules.records.workloads import MatmulWorkload
 
 WORKLOAD = MatmulWorkload("int4_matmul", 100, 70, 32, True, "float16", "float32")
 ONE = Record(

@@ -14,11 +14,11 @@ from sits_tvm import SitsError
 from sits_tvm.config import QuantSpec
 from sits_tvm.diagnostics import collect
 from tir_schedules import RULES, ApplySchedules
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import int8_matmul
-from tir_schedules.matmul import Matmul
-from tir_schedules.packing import PackedLayout, pack, unpack
-from tir_schedules.tuning_space import ATTRIBUTE, sampled, with_parameters
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul.int8_matmul import int8_matmul
+from tir_schedules.matmul_cpu.rule import Matmul
+from tir_schedules.records.space import ATTRIBUTE, sampled, with_parameters
 
 SPEC = QuantSpec(group_size=32)
 LAYOUT = PackedLayout(100, 70, SPEC, "vectors")

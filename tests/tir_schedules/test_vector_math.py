@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from tir_schedules.vector_math import exp_nonpositive, vectorizable_math
+from tir_schedules.cpu.vector_math import exp_nonpositive, vectorizable_math
 
 HOST = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 88.72, 88.73, -87.3, -103.9, -150.0, 200.0, 1e-40, 1e-20]

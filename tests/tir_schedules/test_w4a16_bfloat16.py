@@ -11,10 +11,10 @@ from test_int4_matmul import PER_CHANNEL, SHAPES, random_parts
 
 from sits_tvm.config import QuantSpec
 from tir_schedules import ComputeBfloat16
-from tir_schedules.int4_matmul import int4_matmul, int4_take
-from tir_schedules.matmul import Matmul
-from tir_schedules.packed_order import ORDERS
-from tir_schedules.packing import interleave, pack_nibbles
+from tir_schedules.int4_format.packed_order import ORDERS
+from tir_schedules.int4_format.packing import interleave, pack_nibbles
+from tir_schedules.matmul.int4_matmul import int4_matmul, int4_take
+from tir_schedules.matmul_cpu.rule import Matmul
 
 TARGETS |= {"znver4": "llvm -mcpu=znver4", "icelake": "llvm -mcpu=icelake-server"}
 BF16 = ml_dtypes.bfloat16

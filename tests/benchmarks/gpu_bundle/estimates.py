@@ -12,10 +12,10 @@ from sits_tvm.device_code import Launch, require_toolkit
 from sits_tvm.tuning.static_code import Candidate, compile_kernels
 from sits_tvm.tuning.static_code import estimates as of_kernels
 from sits_tvm.tuning.static_constants import MODEL_VERSION, device_of
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.matmul_cuda_tile import Tile
-from tir_schedules.tuning_records import FORMAT
-from tir_schedules.workloads import MatmulWorkload
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.matmul_cuda.tile import Tile
+from tir_schedules.records.database import FORMAT
+from tir_schedules.records.workloads import MatmulWorkload
 
 _RUNS = 13
 """Of each product in a timing: one, one more in a graph, and that graph eleven times."""

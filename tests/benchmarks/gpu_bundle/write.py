@@ -27,16 +27,16 @@ from sits_tvm import parse_target
 from sits_tvm.config import QuantSpec
 from sits_tvm.device_code import Launch, compile_device_code, cuda_sources, record_launches
 from tests.benchmarks.gpu_bundle.estimates import estimates, record_of, seconds_at_most
-from tir_schedules.int4_matmul import int4_matmul
-from tir_schedules.int8_matmul import BYTES_PER_WORD, int8_matmul, scale_columns
-from tir_schedules.matmul_cuda import TensorCoreMatmul
-from tir_schedules.matmul_cuda import _recognise as recognise
-from tir_schedules.matmul_cuda_operands import Operands
-from tir_schedules.matmul_cuda_spaces import distinct, tile_fault
-from tir_schedules.matmul_cuda_tile import Tile
-from tir_schedules.packed_order import CODES_PER_WORD
-from tir_schedules.packing import PackedLayout, pack, unpack
-from tir_schedules.tuning_space import Space, Spaces, with_parameters
+from tir_schedules.int4_format.packed_order import CODES_PER_WORD
+from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul.int8_matmul import BYTES_PER_WORD, int8_matmul, scale_columns
+from tir_schedules.matmul_cuda.operands import Operands
+from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.matmul_cuda.rule import _recognise as recognise
+from tir_schedules.matmul_cuda.spaces import distinct, tile_fault
+from tir_schedules.matmul_cuda.tile import Tile
+from tir_schedules.records.space import Space, Spaces, with_parameters
 
 RUNNER = ("run.py", "launch.py", "reference.py", "ranking.py")
 ORDER = "fragments"

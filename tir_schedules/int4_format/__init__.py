@@ -1,0 +1,1 @@
+"""The INT4 format of weights, and how activations become integers."""

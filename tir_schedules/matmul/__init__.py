@@ -1,0 +1,1 @@
+"""Matrix products in PrimFuncs: what they compute, and how they are recognised."""

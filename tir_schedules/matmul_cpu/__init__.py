@@ -1,0 +1,1 @@
+"""Matrix products on CPUs, with float and with INT4 weights."""

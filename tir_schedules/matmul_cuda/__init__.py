@@ -1,0 +1,1 @@
+"""Products with INT4 weights on the tensor cores of NVIDIA GPUs."""

@@ -1,0 +1,1 @@
+"""Affine quantization and packing inside a compiled program."""

@@ -1,0 +1,1 @@
+"""Parameters that kernels leave open, and the database of what tuning found."""
