@@ -8,17 +8,24 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
+import numpy as np
 import pytest
 import tvm
+from small_modules import one_function
+from tvm import relax
 from tvm.ir import assert_structural_equal
 
 import relax_passes
+import sits_tvm
 from relax_passes import *  # noqa: F403
 from sits_tvm import Config, QuantSpec
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = ("sits_tvm", "relax_passes", "tir_schedules")
 OPTIONS = {"QuantizeMatmulWeights": (Config(quant=QuantSpec(group_size=32)),)}
 
 
@@ -82,3 +89,43 @@ def test_readme_code_runs(tmp_path: Path) -> None:
     assert done.stdout.count("INT4 weights: 2") == 2
     assert done.stdout.count("int8 activations") == 2  # a row for each weight
     assert done.stdout.count("attention: 1 of 1 recognised") == 2  # "off" does not look
+
+
+def first_calls(run: Callable[[], object]) -> list[str]:
+    """Our functions and classes, and `relax.build`, in the order of their first calls."""
+    names: dict[str, None] = {}
+
+    def note(frame: FrameType, event: str, _arg: object) -> None:
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        if event != "call":
+            return
+        if path.name == "vm_build.py":
+            names.setdefault(f"relax.{name}", None)
+        elif {ROOT / package for package in PACKAGES} & set(path.parents):
+            made = type(frame.f_locals.get("self")).__name__
+            names.setdefault(made if name == "__init__" else name, None)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return list(names)
+
+
+def test_a_module_flows_through_build_as_readme_says() -> None:
+    section = (ROOT / "README.md").read_text().split("## How a module flows")[1].split("\n## ")[0]
+    steps = re.findall(r"^\d\. (.*)$", section, re.MULTILINE)
+    named = [name for step in steps for name in re.findall(r"`([\w.]+)`", step)]
+    types = [relax.TensorType(shape, "float16") for shape in ((4, 64), (64, 64))]
+    mod = one_function(
+        lambda bb, x, w: bb.emit(relax.op.matmul(x, relax.op.permute_dims(w))), *types, num_input=1
+    )
+    config = Config(quant=QuantSpec(group_size=32))
+    params = {mod["main"].params[1].name: np.ones((64, 64), "float16")}
+    called = first_calls(
+        lambda: sits_tvm.build(mod, "cuda -arch=sm_90", params=params, config=config)
+    )
+    flow = dict.fromkeys(name for name in named if name in called)
+    assert [name for name in called if name in flow] == list(flow)
+    assert len(flow) == 15
