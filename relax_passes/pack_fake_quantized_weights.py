@@ -1,4 +1,5 @@
-"""Store weights that the module fake-quantizes in INT4. Runs before QuantizeMatmulWeights.
+"""Store weights that the module fake-quantizes, or holds as codes, in INT4. Runs before
+QuantizeMatmulWeights.
 
 Leaves alone, with a note: codes wider than 4 bits, groups that are not along the input channels or
 not of a multiple of 32 elements, computed scales, weights of which the module computes a gradient.
@@ -18,6 +19,7 @@ from tvm.ir.transform import PassContext
 from sits_tvm.report import QuantizedWeight, Report
 
 from ._inlining import called
+from .op._affine import attributes_of
 from .op.pack_weight import evaluate, layout_of_call, pack_weight
 from .packed_weights.fake_quantized_sites import (
     FakeQuantizedSite,
@@ -35,7 +37,8 @@ class PackFakeQuantizedWeights:
     """Replace ``matmul(x, permute_dims(fake_quantize(W, scale)))`` by a product with packed W.
 
     The parts stand for exactly the values that the fake quantize returns; they take the place of
-    W, scale and zero point among the arguments, as `QuantizeMatmulWeights` does it.
+    W, scale and zero point among the arguments, as `QuantizeMatmulWeights` does it. Of
+    ``R.sits.dequantize(codes, scale)`` they hold the codes as they are: nothing is rounded.
 
     Before::
 
@@ -119,7 +122,8 @@ class PackFakeQuantizedWeights:
                 prefix = prefixes.get(site.binding, "")
                 packing = self._packing(site, prefix, gvar.name_hint in callees, trained)
                 if isinstance(packing, Packing):
-                    key = (*site.sources, site.transposed, str(site.quantizer.attrs))
+                    form = str(attributes_of(site.quantizer))
+                    key = (*site.sources, site.transposed, form)
                     packings.append((site, made.setdefault(key, packing)))
                 else:
                     note_skipped(self.report, gvar.name_hint, site, packing)
@@ -139,7 +143,7 @@ class PackFakeQuantizedWeights:
         names = {source.name for source in site.sources if isinstance(source, relax.Var)}
         if names & trained:
             return "trained", "the module computes its gradient; build what convert_qat returns"
-        attrs = dict(site.quantizer.attrs.items())
+        attrs = attributes_of(site.quantizer)
         pack: Callable[..., relax.Call] = partial(
             pack_weight, transposed=site.transposed, order=self.order, **attrs
         )

@@ -40,7 +40,8 @@ def tensor_problems(
         if not same_shape(arg.ty, x.ty):
             yield f"{name} {show(arg.ty)} does not have the shape of x {show(x.ty)}"
     yield from _parameter_problems(format_of(call), x.ty, *(p.ty for p in parameters))
-    yield from _constant_problems(format_of(call), *(constant_value(bb, p) for p in parameters))
+    constants = [constant_value(bb, p) for p in parameters]
+    yield from _constant_problems(format_of(call), *constants, divides="q" not in data)
 
 
 def _parameter_problems(
@@ -87,16 +88,22 @@ def _extent_problems(
 
 
 def _constant_problems(
-    form: AffineFormat, scale: np.ndarray | None, zero_point: np.ndarray | None = None
+    form: AffineFormat,
+    scale: np.ndarray | None,
+    zero_point: np.ndarray | None = None,
+    *,
+    divides: bool,
 ) -> Iterator[str]:
+    """`divides` tells that elements are divided by scales; codes have any that are finite."""
     if scale is not None:
         stored = (scale if form.scale_dtype is None else scale.astype(form.scale_dtype)).astype(
             "float32"
         )
-        bad = ~(np.isfinite(stored) & (stored > 0))
+        bad = ~(np.isfinite(stored) & ((stored > 0) | (not divides)))
         if bad.any():
             rounded = "" if form.scale_dtype is None else f" in {form.scale_dtype}"
-            yield f"scales must be positive and finite{rounded}, {_examples(scale, bad)}"
+            wanted = "positive and finite" if divides else "finite"
+            yield f"scales must be {wanted}{rounded}, {_examples(scale, bad)}"
     if zero_point is not None:
         rounded_points = np.rint(zero_point.astype("float64"))
         bad = ~((rounded_points >= form.lo) & (rounded_points <= form.hi))

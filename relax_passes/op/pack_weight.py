@@ -9,8 +9,9 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Op
 
-from relax_passes.op._affine import format_of
+from relax_passes.op._affine import attributes_of, format_of
 from relax_passes.op._register import register_op
+from relax_passes.op.fake_quantize import dequantize
 from relax_passes.op.int4 import call_prim_func, packed_types
 from tir_schedules.int4_format.packing import PackedLayout, Parts
 from tir_schedules.quantization.arrange_groups import arrange_groups
@@ -33,12 +34,13 @@ def pack_weight(
     order: str = "rows",
     **form: object,
 ) -> relax.Call:
-    """Pack the weight of ``matmul(x, fake_quantize(weight, scale, zero_point))``.
+    """Pack the weight of ``matmul(x, fake_quantize(weight, scale, zero_point))``, or the codes of
+    ``matmul(x, dequantize(weight, scale, zero_point))``.
 
     Parameters
     ----------
     weight : Tensor (n, k), or (k, n) when `transposed`
-        float16 or float32.
+        float16, bfloat16 or float32; int8 or uint8 are codes.
     scale, zero_point
         As `fake_quantize` takes them.
     transposed : bool
@@ -92,6 +94,8 @@ def _legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     layout, form = layout_of_call(call), format_of(call)
     weight, *parameters = call.args
     transposed = bool(call.attrs["transposed"])
+    if str(weight.ty.dtype) in ("int8", "uint8"):
+        weight = bb.emit(dequantize(*call.args, out_dtype="float32", **attributes_of(call)))
     arrange = partial(arrange_groups, form, layout, transposed)
     arranged = bb.emit(bb.call_te(arrange, *parameters, primfunc_name_hint="arrange_groups"))
     scale, zero = (bb.emit(relax.TupleGetItem(arranged, i)) for i in (0, 1))

@@ -1,4 +1,5 @@
-"""Find where a Relax function multiplies by a fake-quantized weight or looks rows of one up."""
+"""Find where a Relax function multiplies by a weight that it fake-quantizes, or whose codes it
+dequantizes, or looks rows of one up."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import BaseFunc, GenericConst, Op
 
+from relax_passes.op._affine import FLOATS, attributes_of
 from relax_passes.packed_weights.weight_sites import (
     MATMUL,
     TAKE,
@@ -20,13 +22,17 @@ from relax_passes.packed_weights.weight_sites import (
 )
 
 FAKE_QUANTIZE = Op.get("relax.sits.fake_quantize")
+DEQUANTIZE = Op.get("relax.sits.dequantize")
+_QUANTIZERS = (FAKE_QUANTIZE, DEQUANTIZE)
+_CODES = ("int8", "uint8")
 _GRADIENT = Op.get("relax.sits.fake_quantize_grad")
 _RESHAPE = Op.get("relax.reshape")
 
 
 @dataclass(frozen=True)
 class FakeQuantizedSite:
-    """A call that reads ``fake_quantize(W, scale[, zero_point])`` of a weight W[n, k].
+    """A call that reads ``fake_quantize(W, scale[, zero_point])`` of a weight W[n, k], or
+    ``dequantize`` of its codes.
 
     `sources` are the arguments or constants W, scale and zero point, of which the last two may be
     reshaped before `quantizer` takes them; `transposed` tells that W is stored as (k, n). `reason`
@@ -44,7 +50,7 @@ class FakeQuantizedSite:
 
 
 def find_fake_quantized_sites(func: relax.Function) -> Iterator[FakeQuantizedSite]:
-    """Every matmul and axis-0 take in `func` that reads a fake-quantized argument or constant."""
+    """Every matmul and axis-0 take in `func` that reads a quantized argument or constant."""
     bound = {binding.var: binding.value for binding in bindings_of(func.body)}
     for variable, value in bound.items():
         if not isinstance(value, relax.Call) or value.op not in (MATMUL, TAKE):
@@ -52,9 +58,9 @@ def find_fake_quantized_sites(func: relax.Function) -> Iterator[FakeQuantizedSit
         taken = value.op == TAKE
         if taken and value.attrs["axis"] != 0:
             continue
-        read, flipped, through = trace_weight(value.args[0 if taken else 1], bound, FAKE_QUANTIZE)
+        read, flipped, through = trace_weight(value.args[0 if taken else 1], bound, _QUANTIZERS)
         quantizer = bound.get(read)
-        if not (isinstance(quantizer, relax.Call) and quantizer.op == FAKE_QUANTIZE):
+        if not (isinstance(quantizer, relax.Call) and quantizer.op in _QUANTIZERS):
             continue
         transposed = flipped if taken else not flipped
         site = _site(func, variable, quantizer, transposed, through, bound)
@@ -88,7 +94,7 @@ def _way(site: FakeQuantizedSite) -> tuple[object, ...]:
         arg.name if isinstance(arg, relax.Var) else tvm_ffi.structural_hash(arg)
         for arg in site.sources
     )
-    return (*parts, str(site.quantizer.attrs))
+    return (*parts, str(attributes_of(site.quantizer)))
 
 
 def fake_quantizes_weight(func: BaseFunc, *, is_called: bool) -> bool:
@@ -128,7 +134,8 @@ def _site(
     call = bound[variable]
     kind = "embedding" if call.op == TAKE else "matmul"
     sources = (source, *(_same_elements(arg, bound) for arg in quantizer.args[1:]))
-    reason = reason_against(call, kind, source, weights, (*before, *through))
+    dtypes = _CODES if quantizer.op == DEQUANTIZE else FLOATS
+    reason = reason_against(call, kind, source, weights, (*before, *through), dtypes)
     if reason is None and (turned or not _same_codes(source, quantizer.args[0])):
         reason = "weight-is-computed", "the weight is transposed or cast before it is quantized"
     if reason is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -121,8 +121,9 @@ def reason_against(
     source: relax.Expr,
     weights: set[relax.Var],
     through: tuple[str, ...],
+    dtypes: tuple[str, ...] = FLOATS,
 ) -> tuple[str, str] | None:
-    """Why the weight of `call` can't be quantized, or None."""
+    """Why the weight of `call`, one of `dtypes`, can't be quantized, or None."""
     ty = source.ty
     if isinstance(source, relax.Var) and source not in weights:
         return "not-a-weight", (
@@ -140,12 +141,12 @@ def reason_against(
         return "activation-shape-unknown", (
             f"it is read with {activation}; R.match_cast that to a shape, symbolic or not"
         )
-    for what, dtype in (
-        ("weight", ty.dtype),
-        ("activation", activation.dtype),
-        ("result", call.ty.dtype),
+    for what, dtype, known in (
+        ("weight", ty.dtype, dtypes),
+        ("activation", activation.dtype, FLOATS),
+        ("result", call.ty.dtype, FLOATS),
     ):
-        if str(dtype) not in FLOATS:
+        if str(dtype) not in known:
             return "dtype-not-supported", (
                 f"the {what} is {dtype}; INT4 kernels take float16, bfloat16 and "
                 "float32 (import the model with dtype=float32)"
@@ -154,12 +155,12 @@ def reason_against(
 
 
 def trace_weight(
-    expr: relax.Expr, bound: dict[relax.Var, relax.Expr], stop: Op | None = None
+    expr: relax.Expr, bound: dict[relax.Var, relax.Expr], stops: Sequence[Op] = ()
 ) -> tuple[relax.Expr | None, bool, tuple[str, ...]]:
     """(source, flipped, ops on the way) of an operand; source None if it is a computed value.
 
     Matrix transposes and float casts lead through; an op that only reads weights is listed. The
-    result of a call of `stop` is a source, too.
+    result of a call of one of `stops` is a source, too.
     """
     flipped = False
     through: list[str] = []
@@ -170,7 +171,7 @@ def trace_weight(
             continue
         if not isinstance(value, relax.Call) or not value.args:
             return None, False, ()
-        if value.op == stop:
+        if value.op in stops:
             return expr, flipped, tuple(reversed(through))
         if value.op == _PERMUTE and _is_matrix_transpose(value):
             flipped = not flipped

@@ -1,8 +1,9 @@
 """Pack a weight with scales and zero points that are given: learned, or of a QDQ model.
 
-The codes are those of `fake_quantize`, so that what the parts stand for is what it returns, bit for
-bit (for a float16 weight: before it rounds its result to float16). Signed codes and their zero
-points are stored with 8 added, which `(code - zero) * scale` does not see.
+An integer weight is the codes themselves. Those of a float weight are `fake_quantize`'s, so that
+what the parts stand for is what it returns, bit for bit (for a float16 weight: before it rounds its
+result to float16). Signed codes and their zero points are stored with 8 added, which
+`(code - zero) * scale` does not see.
 """
 
 from __future__ import annotations
@@ -94,24 +95,34 @@ def pack_fake_quantized(
     *,
     transposed: bool,
 ) -> Parts:
-    """The parts of ``fake_quantize(weight, scale, zero_point)`` in `layout`, see `packing`.
+    """The parts of ``fake_quantize(weight, scale, zero_point)`` in `layout`, see `packing`; of an
+    integer weight, of ``dequantize(weight, scale, zero_point)``.
 
     Raises
     ------
     ValueError
         For a weight or zero point that is not finite, or a scale that is not positive and finite
-        in the dtype in which it is stored.
+        in the dtype in which it is stored. For codes beyond their range; their scales may be zero
+        or negative.
     """
     rows = weight.T if transposed else weight
     scales = _per_group(scale, form, layout, transposed).astype("float32")
     with np.errstate(over="ignore"):
         scales = scales.astype(layout.spec.scale_dtype)
     zeros = _zero_points(zero_point, form, layout, transposed)
-    _check(weight, scales)
+    holds_codes = weight.dtype.kind in "iu"
+    if holds_codes:
+        _check_codes(weight, scales, form)
+    else:
+        _check(weight, scales)
 
     def quantized(part: slice) -> Quantized:
         groups = cut_groups(np.asarray(rows[part], "float32"), layout)
-        codes = round_to_codes(groups, scales[part], zeros[part], code_bounds(form))
+        if holds_codes:
+            codes = groups + np.float32(_offset(form))
+            codes[:, -1, layout.k - layout.padded_k + layout.group_size :] = zeros[part][:, -1:]
+        else:
+            codes = round_to_codes(groups, scales[part], zeros[part], code_bounds(form))
         flat = codes.astype("uint8").reshape(len(codes), layout.padded_k)
         return flat, scales[part], None if layout.spec.symmetric else zeros[part].astype("uint8")
 
@@ -146,6 +157,14 @@ def _per_group(
 
 def _offset(form: AffineFormat) -> int:
     return SYMMETRIC_ZERO if form.signed else 0
+
+
+def _check_codes(codes: np.ndarray, scales: np.ndarray, form: AffineFormat) -> None:
+    if codes.size and not form.lo <= codes.min() <= codes.max() <= form.hi:
+        raise ValueError(f"its codes are {codes.min()}…{codes.max()}, not {form.lo}…{form.hi}")
+    bad = int((~np.isfinite(scales)).sum())
+    if bad:
+        raise ValueError(f"{bad} of {scales.size} scales are not finite in {scales.dtype}")
 
 
 def _check(weight: np.ndarray, scales: np.ndarray) -> None:
