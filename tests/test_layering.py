@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONAL = ("torch", "transformers", "onnx", "gguf", "yaml", "cuda")
 # What a module of the key may import; longest prefix wins.
 LEAVES = {
+    "sits_tvm._safetensors",
     "sits_tvm.config",
     "sits_tvm.diagnostics",
     "sits_tvm.report",

@@ -5,20 +5,23 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from tvm import IRModule, tirx
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.frontends._packages import require
+from sits_tvm.frontends._packed_checkpoints import quantization_of, read_packed
+from sits_tvm.frontends._stored_codes import StoredCodes, with_stored_codes
 from sits_tvm.frontends.gguf import REPORTING, load_gguf, refuse_incomplete
 from sits_tvm.frontends.torch import convert_exported_program, module_of
 
 if TYPE_CHECKING:
     import torch
     import tvm
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
+Loaded: TypeAlias = "tuple[PreTrainedModel, dict[str, StoredCodes]]"
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -39,8 +42,10 @@ def from_pretrained(
     Parameters
     ----------
     model_or_path : transformers.PreTrainedModel, or path
-        A model, a directory that `save_pretrained` wrote, or a GGUF file (dequantized). Nothing is
-        downloaded. A model is left as it was.
+        A model, a directory that `save_pretrained` wrote, or a GGUF file. Nothing is downloaded. A
+        model is left as it was. 4-bit weights of GPTQ, AWQ and compressed-tensors directories, and
+        Q4_0 tensors of a GGUF file, are codes in the module, which a build packs as they are;
+        other GGUF types are dequantized.
     dtype : str, optional
         "float32", "float16" or "bfloat16". Default: that of the model; float32 for GGUF. For a
         model object in another dtype this makes a copy.
@@ -57,7 +62,8 @@ def from_pretrained(
         (b, s, hidden).
     params : dict of str to tvm.runtime.Tensor
         By the model's own names; tied weights once, under the first. Memory is shared with the
-        model.
+        model. Codes have the name of their weight, and ``<weight>.scale`` and
+        ``<weight>.zero_point`` beside them.
 
     Raises
     ------
@@ -71,11 +77,11 @@ def from_pretrained(
     from sits_tvm.frontends._hf_attention import convert
     from sits_tvm.frontends._hf_export import export
 
-    model = _model(model_or_path, dtype)
+    model, stored = _model(model_or_path, dtype)
     program = export(model, logits_to_keep, max_seq_len)
     del model
     mod, params = convert_exported_program(program, {"attention.default": convert})
-    return _name_dimensions(mod), params
+    return with_stored_codes(_name_dimensions(mod), params, stored)
 
 
 def _name_dimensions(mod: IRModule) -> IRModule:
@@ -107,7 +113,8 @@ def _check_options(dtype: str | None, logits_to_keep: int, max_seq_len: int | No
         raise SitsError([Diagnostic.error(code, text, help=help_) for text, help_ in problems])
 
 
-def _model(model_or_path: Any, dtype: str | None) -> PreTrainedModel:
+def _model(model_or_path: Any, dtype: str | None) -> Loaded:
+    """The float model, and the weights that its file holds as codes."""
     import torch
     from transformers import PreTrainedModel
 
@@ -118,35 +125,64 @@ def _model(model_or_path: Any, dtype: str | None) -> PreTrainedModel:
         found = f"expected a transformers model or a path, got {type(model_or_path)}"
         _refuse("not-a-model", found, "import other torch modules with from_torch")
     if wanted is None or model_or_path.dtype == wanted:
-        return model_or_path
-    return copy.deepcopy(model_or_path).to(wanted)
+        return model_or_path, {}
+    return copy.deepcopy(model_or_path).to(wanted), {}
 
 
-def _load(path: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+def _load(path: Path, dtype: torch.dtype | None) -> Loaded:
     if path.is_dir():
         return _load_directory(path, dtype)
     if path.is_file():
         require("gguf", "from_pretrained with a GGUF file", "hf")
-        return load_gguf(path, dtype)
+        return load_gguf(path, dtype), {}
     advice = "nothing is downloaded: fetch the model (hf download NAME --local-dir DIR), pass DIR"
     _refuse("path-missing", f"no file or directory {path}", advice)
 
 
-def _load_directory(path: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+def _load_directory(path: Path, dtype: torch.dtype | None) -> Loaded:
     import transformers
 
     _check_directory(path)
+    stored: dict[str, StoredCodes] = {}
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
         names = getattr(config, "architectures", None) or ["AutoModel"]
         loader = getattr(transformers, names[0], transformers.AutoModel)
-        model, loaded = loader.from_pretrained(
-            path, dtype=dtype or "auto", local_files_only=True, **REPORTING
-        )
+        source: dict[str, Any] = {"pretrained_model_name_or_path": path, "dtype": dtype or "auto"}
+        if quantization_of(path) is not None:
+            others, stored = read_packed(path)
+            source = _float_model(config, others, stored, dtype)
+        model, loaded = loader.from_pretrained(**source, local_files_only=True, **REPORTING)
+    except SitsError:
+        raise
     except Exception as error:
         _refuse("model-not-loaded", f"{path}: {type(error).__name__}: {error}", _ADVICE)
     refuse_incomplete(path, loaded)
-    return model
+    return model, stored
+
+
+def _float_model(
+    config: PretrainedConfig,
+    others: dict[str, tvm.runtime.Tensor],
+    stored: dict[str, StoredCodes],
+    dtype: torch.dtype | None,
+) -> dict[str, Any]:
+    """What `from_pretrained` of transformers takes to make the model that codes stand for."""
+    import torch
+
+    for name in ("quantization_config", "compression_config"):
+        if hasattr(config, name):
+            delattr(config, name)
+    wanted = dtype or getattr(config, "dtype", None) or torch.float32
+    state = {name: torch.from_dlpack(tensor).to(wanted) for name, tensor in others.items()}
+    for name, weight in stored.items():
+        state[name] = torch.from_numpy(weight.dequantized()).to(wanted)
+    return {
+        "pretrained_model_name_or_path": None,
+        "config": config,
+        "state_dict": state,
+        "dtype": wanted,
+    }
 
 
 def _check_directory(path: Path) -> None:

@@ -1,0 +1,149 @@
+"""Weights whose 4-bit codes a file holds: they replace the float weights of an imported model.
+
+The module then dequantizes codes, which a build packs as they are (`PackFakeQuantizedWeights`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import IRModule, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.runtime import Tensor
+
+from relax_passes.op.fake_quantize import dequantize
+from sits_tvm.diagnostics import Diagnostic, raise_errors
+
+_SYMMETRIC_ZERO = 8
+
+
+@dataclass(frozen=True, eq=False)
+class StoredCodes:
+    """A weight W[n, k] = (codes - zero_point) * scale in groups along k.
+
+    Attributes
+    ----------
+    codes : (n, k)
+        int8 -8…7 where there is no zero point, else uint8 0…15.
+    scale : (n, groups)
+        float16 or float32, any finite values.
+    zero_point : (n, groups) uint8, optional
+    group_size : int
+        -1: one group.
+    """
+
+    codes: np.ndarray
+    scale: np.ndarray
+    zero_point: np.ndarray | None
+    group_size: int
+
+    @classmethod
+    def of(
+        cls, codes: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, group_size: int
+    ) -> StoredCodes:
+        """Of codes and zero points in 0…15: symmetric where every zero point is 8."""
+        if not (zero_point == _SYMMETRIC_ZERO).all():
+            return cls(codes, scale, zero_point, group_size)
+        return cls(codes.astype("int8") - np.int8(_SYMMETRIC_ZERO), scale, None, group_size)
+
+    @property
+    def parts(self) -> dict[str, np.ndarray]:
+        """The arrays by the suffixes of their parameters' names."""
+        named = {"": self.codes, ".scale": self.scale, ".zero_point": self.zero_point}
+        return {suffix: array for suffix, array in named.items() if array is not None}
+
+    def dequantized(self) -> np.ndarray:
+        """W in float32."""
+        size, k = self.group_size, self.codes.shape[1]
+        wide = [
+            np.repeat(p.astype("float32"), k if size == -1 else size, axis=1)[:, :k]
+            for p in (self.scale, self.zero_point)
+            if p is not None
+        ]
+        codes = self.codes.astype("float32")
+        return (codes - wide[1] if wide[1:] else codes) * wide[0]
+
+
+def nibbles(words: np.ndarray) -> np.ndarray:
+    """Integers (..., n) of b bytes as values 0…15, uint8 (..., 2 b n), low nibble first."""
+    octets = np.ascontiguousarray(words).view("uint8")
+    return np.stack([octets & 15, octets >> 4], axis=-1).reshape(*octets.shape[:-1], -1)
+
+
+def with_stored_codes(
+    mod: IRModule, params: Mapping[str, Tensor], stored: Mapping[str, StoredCodes]
+) -> tuple[IRModule, dict[str, Tensor]]:
+    """`mod` and `params` with codes, scales and zero points for the float weights of these names.
+
+    Raises
+    ------
+    SitsError
+        With every weight that the model does not have in this shape.
+    """
+    raise_errors(list(_mismatches(params, stored)))
+    if not stored:
+        return mod, dict(params)
+    main = _Replacer(mod, stored).replace(mod["main"])
+    out = mod.clone()
+    out["main"] = main
+    values: dict[str, Tensor] = {}
+    for name, value in params.items():
+        if name in stored:
+            parts = stored[name].parts.items()
+            values |= {name + s: tvm.runtime.tensor(np.ascontiguousarray(a)) for s, a in parts}
+        else:
+            values[name] = value
+    return out, values
+
+
+def _mismatches(
+    params: Mapping[str, Tensor], stored: Mapping[str, StoredCodes]
+) -> list[Diagnostic]:
+    found = []
+    for name, weight in stored.items():
+        want = tuple(params[name].shape) if name in params else "no such weight"
+        if want != weight.codes.shape:
+            message = f"the file has 4-bit codes {weight.codes.shape} of `{name}`; the model {want}"
+            help_ = "check that config.json belongs to these weights"
+            found.append(Diagnostic.error("weights-incomplete", message, help=help_))
+    return found
+
+
+@mutator
+class _Replacer(PyExprMutator):
+    def __init__(self, mod: IRModule, stored: Mapping[str, StoredCodes]) -> None:
+        super().__init__(mod)
+        self.stored = stored
+        self.parts: dict[relax.Var, list[relax.Var]] = {}
+
+    def replace(self, func: relax.Function) -> relax.Function:
+        arguments = []
+        for argument in func.params:
+            parts = [argument]
+            if argument.name in self.stored:
+                parts = self.parts[argument] = _variables(argument, self.stored[argument.name])
+            arguments += parts
+        body = self.visit_expr(func).body
+        return relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
+
+    def visit_var_(self, var: relax.Var) -> relax.Expr:
+        if var not in self.parts:
+            return super().visit_var_(var)
+        weight = self.stored[var.name]
+        call = dequantize(
+            *self.parts[var],
+            signed=weight.zero_point is None,
+            group_size=weight.group_size,
+            out_dtype=str(var.ty.dtype),
+        )
+        return self.builder_.emit(call, var.name)
+
+
+def _variables(argument: relax.Var, weight: StoredCodes) -> list[relax.Var]:
+    return [
+        relax.Var(argument.name + suffix, relax.TensorType(array.shape, str(array.dtype)))
+        for suffix, array in weight.parts.items()
+    ]
