@@ -36,6 +36,15 @@ def code_of(function, *args):
     return found.code
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 64), (3, 170, 64)])
+def test_every_call_gives_the_same_numbers(built, rng, shape):
+    """Whatever thread ends first."""
+    x = rng.standard_normal(shape).astype("float32")
+    first = run(built, x)
+    for _ in range(20):
+        np.testing.assert_array_equal(run(built, x), first)
+
+
 def test_round_trip_is_bit_for_bit(built, tmp_path, rng):
     x = rng.standard_normal((2, 5, 64)).astype("float32")
     loaded = sits_tvm.load(built.save(tmp_path / "model"))
