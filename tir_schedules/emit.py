@@ -37,6 +37,15 @@ def vectorized(extent: int = LANES) -> AbstractContextManager[tirx.Var]:
     return T.vectorized(int64(0), int64(extent))
 
 
+def int32_variable(value: tirx.Expr) -> tirx.Expr:
+    """An int32 that is worked out once.
+
+    The variable is a uint32: `CompactBufferAllocation` evaluates the signed ones in front of an
+    access to a register, those of earlier kernels too, at each.
+    """
+    return T.Cast("int32", T.Bind(T.Cast("uint32", value)))
+
+
 @contextmanager
 def when(condition: tirx.Expr | bool) -> Iterator[None]:
     """``if condition:`` around what is emitted inside; nothing where it is known to hold."""

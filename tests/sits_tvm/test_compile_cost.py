@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
 import tvm
 import tvm_ffi
 from cuda_sources import needs_nvcc
@@ -88,12 +89,15 @@ def test_a_kernel_is_scheduled_lowered_and_emitted_once(monkeypatch):
     assert runs["code for cuda"] == runs["code for llvm"] == 1
 
 
+def int4_kernel(group_size=32, **quant):
+    quant = QuantSpec(group_size=group_size, **quant)
+    lowered, _ = sits_tvm.lower(Linear, TARGET, config=Config(quant=quant))
+    (func,) = [f for f in lowered.functions.values() if str(f.attrs.get("sits.rule")) == RULE]
+    return func
+
+
 def test_conditions_around_kernels_are_variables():
     """`CompactBufferAllocation` weighs other ones at every access to a register."""
-    lowered, _ = sits_tvm.lower(Linear, TARGET, config=CONFIG)
-    (func,) = [
-        f for f in lowered.functions.values() if str(f.attrs.get("sits.rule")) == "TensorCoreMatmul"
-    ]
     conditions = []
 
     def note(branch):
@@ -102,9 +106,24 @@ def test_conditions_around_kernels_are_variables():
         if "thread_extent" in kernels:
             conditions.append(branch.condition)
 
-    tvm_ffi.structural_walk(func.body, (tirx.IfThenElse, note))
+    tvm_ffi.structural_walk(int4_kernel().body, (tirx.IfThenElse, note))
     assert len(conditions) >= 6
     assert all(isinstance(condition, tirx.Var) for condition in conditions)
+
+
+@pytest.mark.parametrize("quant", [{}, {"activation": "int8", "symmetric": False}])
+@pytest.mark.parametrize("group_size", [32, -1])
+def test_variables_of_kernels_are_no_indices(quant, group_size):
+    """`CompactBufferAllocation` weighs those at every access to a register behind them."""
+    dtypes = []
+
+    def note(bind):
+        dtypes.append(str(bind.var.ty))
+
+    body = int4_kernel(group_size=group_size, **quant).body
+    tvm_ffi.structural_walk(body, (tirx.Bind, note))
+    assert len(dtypes) >= 50
+    assert not {"int32", "int64"} & set(dtypes)
 
 
 ONLY_INT4 = """

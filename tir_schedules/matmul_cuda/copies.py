@@ -18,7 +18,7 @@ from tvm.tirx.script import builder as T
 
 from ..cuda_ptx import copy_chunk
 from ..cuda_wgmma import ROW_BYTES, swizzled
-from ..emit import int64
+from ..emit import int32_variable, int64
 from ..tir_nodes import is_const
 from .block import Block, int64_of
 from .tile import CHANNELS, LANES, PIECE, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
@@ -247,5 +247,5 @@ def _rows(buffer: tirx.Buffer, pitch: int, first: tirx.Expr, count: int, there: 
     """`there` are the rows of the whole operand."""
     if isinstance(there, tirx.IntImm) and there.value % count == 0:
         return Rows(buffer, pitch, first, count, None)
-    left = T.Bind(T.Cast("int32", tirx.min(there - first, int64(count))))
+    left = int32_variable(tirx.min(there - first, int64(count)))
     return Rows(buffer, pitch, first, count, left)

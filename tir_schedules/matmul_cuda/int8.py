@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from ..cuda_ptx import fused_multiply_add, load_shared, local, opaque
+from ..emit import int32_variable
 from .block import Block, int64_of
 from .products import Group, Products, Total, word
 from .tile import TOKENS
@@ -219,11 +220,12 @@ class Int8Products(Products):
         is_first = tirx.all(block.part == 0, block.warp_k == 0)
         every = Group(0, tirx.const(0, "int32"), 0, block.shared)
         zeros = [zero.astype("int32") for zero in self._zero_points(channel, every)]
-        return [T.Bind(T.Select(is_first, zero, tirx.const(0, "int32"))) for zero in zeros]
+        return [int32_variable(T.Select(is_first, zero, tirx.const(0, "int32"))) for zero in zeros]
 
     def _of_row(self, token: int, e: int, values: tirx.Buffer) -> tirx.Expr:
         """What there is for a token, of this lane's two of a tile."""
         block = self.block
         row = self.token_tile(token) * 8 + block.lane % 4 * 2 + e
         here = tirx.min(block.first_row + int64_of(row), block.operands.rows - 1)
-        return T.Bind(values[here])
+        value = values[here]
+        return int32_variable(value) if str(value.ty.dtype) == "int32" else T.Bind(value)
