@@ -1,4 +1,4 @@
-"""GGUF files: their header, and the Hugging Face model that they hold, dequantized.
+"""GGUF files: their header, and the Hugging Face model that they hold; Q4_0 tensors as codes too.
 
 `gguf.GGUFReader` takes half a minute for the 262 144 tokens of a Gemma tokenizer, dequantizing
 whole tensors takes several times their memory, and a truncated file is a reshape error deep inside.
@@ -9,6 +9,7 @@ Names and layouts of tensors are transformers' own tables. Imports neither torch
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from unittest import mock
 
 import numpy as np
 
-from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.diagnostics import Diagnostic, SitsError, emit
+from sits_tvm.frontends._gguf_blocks import Q4_0_BLOCK, dequantize_blocks, q4_0_parts
+from sits_tvm.frontends._stored_codes import StoredCodes
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_ELEMENTS_AT_ONCE = 1 << 22
+_AS_THEY_ARE = ("Q4_0", "F32", "F16", "BF16", "F64")
 
 
 @dataclass
@@ -125,8 +128,12 @@ class GGUFFile:
         return bytes(self._view[self._at - count : self._at])
 
 
-def load_gguf(path: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """The model in a GGUF file, in `dtype` (default float32).
+def load_gguf(
+    path: Path, dtype: torch.dtype | None = None
+) -> tuple[PreTrainedModel, dict[str, StoredCodes]]:
+    """The model in a GGUF file, in `dtype` (default float32), and its Q4_0 weights by name.
+
+    A note says which quantized types are dequantized only.
 
     Raises
     ------
@@ -143,14 +150,15 @@ def load_gguf(path: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
         config = CONFIG_MAPPING[header["config"]["model_type"]].from_dict(header["config"])
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)
-        tensors = _tensors(file, skeleton, header, dtype or torch.float32)
+        tensors, stored = _tensors(file, skeleton, header, dtype or torch.float32)
         model, loaded = type(skeleton).from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype, **REPORTING
         )
     except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
         _refuse("gguf-not-supported", path, f"{type(error).__name__}: {error}")
     refuse_incomplete(path, loaded)
-    return model
+    _note_dequantized(file)
+    return model, stored
 
 
 # transformers then returns what it did not find, which `refuse_incomplete` lists.
@@ -183,24 +191,47 @@ def _header(file: GGUFFile) -> dict[str, Any]:
 
 def _tensors(
     file: GGUFFile, skeleton: PreTrainedModel, header: dict[str, Any], dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """By Hugging Face name, dequantized; one at a time in float32."""
+) -> tuple[dict[str, torch.Tensor], dict[str, StoredCodes]]:
+    """By Hugging Face name, dequantized, one at a time in float32; and the codes of Q4_0."""
     from transformers import modeling_gguf_pytorch_utils as hf
 
     architecture = file.fields["general.architecture"].parts[0].decode()
     processor = hf.TENSOR_PROCESSORS.get(architecture, hf.TensorProcessor)(config=header["config"])
     names = hf.get_gguf_hf_weights_map(skeleton, processor)
     header["tensors"] = {}  # where processors put what is not one tensor for one
-    for tensor in file.tensors:
-        found = processor.process(
-            weights=_dequantize(tensor),
+    stored = {}
+
+    def process(tensor: SimpleNamespace, weights: np.ndarray) -> Any:
+        return processor.process(
+            weights=weights,
             name=tensor.name,
             tensor_key_mapping=names,
             parsed_parameters=header,
         )
+
+    for tensor in file.tensors:
+        found = process(tensor, dequantize_blocks(tensor))
         if found.name in names:
-            header["tensors"][names[found.name]] = _aligned(found.weights).to(dtype)
-    return header["tensors"]
+            name = names[found.name]
+            header["tensors"][name] = _aligned(found.weights).to(dtype)
+            if tensor.tensor_type.name == "Q4_0" and found.weights.ndim == 2:
+                codes, scale = (process(tensor, part).weights for part in q4_0_parts(tensor.data))
+                weight = StoredCodes(codes, scale, None, Q4_0_BLOCK)
+                if np.array_equal(weight.dequantized(), found.weights):  # else it did more
+                    stored[name] = weight
+    return header["tensors"], stored
+
+
+def _note_dequantized(file: GGUFFile) -> None:
+    """Which types are not taken over as codes."""
+    kinds = Counter(t.tensor_type.name for t in file.tensors)
+    found = [f"{kind} ({count})" for kind, count in kinds.items() if kind not in _AS_THEY_ARE]
+    if found:
+        message = (
+            f"{file.path.name}: tensors in {', '.join(found)} are dequantized, and rounded again "
+            "where Config.quant asks for INT4; only codes of Q4_0 are taken over"
+        )
+        emit(Diagnostic.note("gguf-dequantized", message))
 
 
 def _aligned(array: np.ndarray) -> torch.Tensor:
@@ -209,21 +240,6 @@ def _aligned(array: np.ndarray) -> torch.Tensor:
 
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.clone() if tensor.data_ptr() % 64 else tensor
-
-
-def _dequantize(tensor: SimpleNamespace) -> np.ndarray:
-    """float32 of the logical shape, a few rows at a time."""
-    import torch
-    from gguf import dequantize
-    from gguf.quants import quant_shape_from_byte_shape
-
-    shape = quant_shape_from_byte_shape(tensor.data.shape, tensor.tensor_type)
-    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-    out = torch.empty(len(rows), shape[-1]).numpy()  # aligned to 64 bytes, unlike NumPy's
-    step = max(1, _ELEMENTS_AT_ONCE // shape[-1])
-    for i in range(0, len(rows), step):
-        out[i : i + step] = dequantize(rows[i : i + step], tensor.tensor_type)
-    return out.reshape(shape)
 
 
 def _refuse(code: str, path: Path, found: str) -> NoReturn:

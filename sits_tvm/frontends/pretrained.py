@@ -134,7 +134,7 @@ def _load(path: Path, dtype: torch.dtype | None) -> Loaded:
         return _load_directory(path, dtype)
     if path.is_file():
         require("gguf", "from_pretrained with a GGUF file", "hf")
-        return load_gguf(path, dtype), {}
+        return load_gguf(path, dtype)
     advice = "nothing is downloaded: fetch the model (hf download NAME --local-dir DIR), pass DIR"
     _refuse("path-missing", f"no file or directory {path}", advice)
 

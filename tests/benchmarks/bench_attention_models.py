@@ -81,7 +81,7 @@ def built(mod: tvm.IRModule, params: dict[str, Any], attention: str, ids: torch.
 
 def prefill(rounds: int) -> dict[str, float]:
     """Least seconds of each."""
-    model = load_gguf(assemble())
+    model, _ = load_gguf(assemble())
     ids = torch.arange(TOKENS)[None] * 37 % 30000 + 300
     runs: dict[str, Callable[[], Any]] = {}
     for name in ("eager", "sdpa"):

@@ -81,7 +81,7 @@ def load() -> tuple[Any, Any]:
         assemble(path)
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-    return load_gguf(path), tokenizer
+    return load_gguf(path)[0], tokenizer
 
 
 def text_windows(tokenizer: Any, tokens: int) -> np.ndarray:

@@ -73,7 +73,7 @@ def gemma():
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
     ids = tokenizer(TEXT.read_text(), add_special_tokens=False)["input_ids"][: TOKENS - 1]
-    return load_gguf(file), np.array([[tokenizer.bos_token_id, *ids]])
+    return load_gguf(file)[0], np.array([[tokenizer.bos_token_id, *ids]])
 
 
 @by_every_import

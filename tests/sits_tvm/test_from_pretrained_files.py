@@ -85,6 +85,6 @@ def test_trained_gemma_from_gguf_equals_torch():
     assert sum(np.prod(p.shape) for p in params.values()) == 268_098_176
     ids = torch.tensor([[2, 818, 5279, 529, 7001, 563]])
     with torch.no_grad():
-        want = load_gguf(path)(ids).logits[:, -1:].numpy()
+        want = load_gguf(path)[0](ids).logits[:, -1:].numpy()
     got = run(mod, params, ids)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())

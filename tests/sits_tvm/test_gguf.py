@@ -4,8 +4,12 @@ import struct
 
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
 
-from sits_tvm.diagnostics import SitsError
+import sits_tvm
+from sits_tvm import from_pretrained
+from sits_tvm.diagnostics import SitsError, collect
 from sits_tvm.frontends.gguf import GGUFFile, load_gguf
 
 torch = pytest.importorskip("torch")
@@ -30,46 +34,60 @@ NAMES = {
 }
 
 
-def original():
+TYPES = gguf.GGMLQuantizationType
+Q8_0 = {"": TYPES.Q8_0}
+
+
+def original(architecture="Qwen3", intermediate_size=96):
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
+    config = getattr(transformers, f"{architecture}Config")(
         vocab_size=40,
         hidden_size=64,
-        intermediate_size=96,
+        intermediate_size=intermediate_size,
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=128,
+        head_dim={"Qwen3": 128}.get(architecture, 16),
         tie_word_embeddings=False,
     )
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def write(path, model, skip=(), architecture="qwen3"):
-    """The model with matrices as Q8_0; the values that a reader should find, by name."""
+def quantized(value, kind):
+    """Bytes of `value`; for Q4_K, which the gguf package only reads, of any numbers."""
+    if kind is not TYPES.Q4_K:
+        return gguf.quantize(value, kind)
+    blocks = np.random.default_rng(0).integers(0, 256, (len(value), value.shape[1] // 256, 144))
+    blocks[:, :, 1:4:2] = 20  # high bytes of both scales: 2^-10
+    return blocks.astype("uint8").reshape(len(value), -1)
+
+
+def write(path, model, skip=(), architecture="qwen3", kinds=Q8_0):
+    """The model with matrices as `kinds` says; the values that a reader should find, by name."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_block_count(1)
     writer.add_context_length(64)
     writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
+    writer.add_feed_forward_length(model.config.intermediate_size)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
-    writer.add_key_length(128)
-    writer.add_value_length(128)
+    writer.add_key_length(model.config.head_dim)
+    writer.add_value_length(model.config.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_token_list([f"t{i}" for i in range(40)])
     writer.add_token_scores([0.5] * 40)
-    state, expected, q8 = model.state_dict(), {}, gguf.GGMLQuantizationType.Q8_0
+    state, expected = model.state_dict(), {}
     for short, name in NAMES.items():
-        if short in skip:
+        if short in skip or f"{name}.weight" not in state:
             continue
         value = state[f"{name}.weight"].numpy()
         if value.ndim == 2:
-            packed = gguf.quantize(value, q8)
-            value = gguf.dequantize(packed, q8)
-            writer.add_tensor(f"{short}.weight", packed, raw_dtype=q8)
+            kind = kinds.get(short, kinds[""])
+            packed = quantized(value, kind)
+            value = gguf.dequantize(packed, kind)
+            writer.add_tensor(f"{short}.weight", packed, raw_dtype=kind)
         else:
             writer.add_tensor(f"{short}.weight", value)
         expected[f"{name}.weight"] = value
@@ -112,13 +130,59 @@ def test_reads_what_the_gguf_package_reads(file):
 @pytest.mark.parametrize("dtype", [None, "float16"])
 def test_weights_are_the_dequantized_ones(file, dtype):
     path, expected = file
-    model = load_gguf(path, getattr(torch, dtype) if dtype else None)
+    model, _ = load_gguf(path, getattr(torch, dtype) if dtype else None)
     state = model.state_dict()
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(state[name].numpy(), value.astype(dtype or "float32"))
     assert model.config.vocab_size == 40
     assert all(p.data_ptr() % 64 == 0 for p in model.parameters())  # no copy on the way to TVM
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3", "Llama"])
+def test_codes_of_q4_0_are_taken_over(architecture, tmp_path):
+    """Scales of both signs and zero; q and k of Llama have their rows in another order."""
+    path, model = tmp_path / "tiny.gguf", original(architecture, 256)
+    model.model.layers[0].mlp.up_proj.weight.data[:5] = 0
+    kinds = {"": TYPES.Q4_0, "output": TYPES.Q8_0, "blk.0.ffn_down": TYPES.Q4_K}
+    write(path, model, architecture=architecture.lower(), kinds=kinds)
+    with collect() as notes:
+        loaded, stored = load_gguf(path)
+    (note,) = notes
+    assert note.code == "gguf-dequantized"
+    assert "Q4_K (1)" in note.message
+    assert "Q8_0 (1)" in note.message
+    left = ("lm_head.weight", "model.layers.0.mlp.down_proj.weight")
+    matrices = {name: w for name, w in loaded.state_dict().items() if w.ndim == 2}
+    assert stored.keys() == matrices.keys() - set(left)
+    for name, weight in stored.items():
+        np.testing.assert_array_equal(weight.dequantized(), matrices[name].numpy())
+        assert (weight.codes.min(), weight.codes.max()) == (-8, 7)
+        assert weight.scale.dtype == "float16"
+    scales = np.concatenate([weight.scale.ravel() for weight in stored.values()])
+    assert scales.min() < 0
+    assert (scales == 0).sum() == 10
+    q = quantized(model.model.layers[0].mlp.gate_proj.weight.detach().numpy(), TYPES.Q4_0)
+    codes = stored["model.layers.0.mlp.gate_proj.weight"].codes
+    first = q.reshape(-1)[2:18]  # the bytes of the first block, after its scale
+    np.testing.assert_array_equal(codes[0, :32], [*(first % 16 - 8.0), *(first // 16 - 8.0)])
+
+
+@pytest.mark.slow
+def test_a_build_packs_them(tmp_path):
+    """Embedding and head too, and whether INT4 was asked for or not."""
+    path, model = tmp_path / "tiny.gguf", original("Llama")
+    expected = write(path, model, architecture="llama", kinds={"": TYPES.Q4_0})
+    mod, params = from_pretrained(path)
+    ex = sits_tvm.build(mod, "llvm", params=params)
+    matrices = {name for name, value in expected.items() if value.ndim == 2}
+    assert {row.name for row in ex.report.quantized} == matrices
+    ids = torch.tensor([[3, 17, 8, 30]])
+    with torch.no_grad():
+        want = load_gguf(path)[0](ids).logits.numpy()
+    vm = relax.VirtualMachine(ex, tvm.cpu())
+    got = vm["main"](tvm.runtime.tensor(ids.numpy()), *ex.param_list).numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_file_cut_off_anywhere_is_refused(file):
