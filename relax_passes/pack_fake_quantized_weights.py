@@ -164,7 +164,8 @@ class PackFakeQuantizedWeights:
         for site, packing in packings:
             first.setdefault(packing, site)
         for packing, site in first.items():
-            layout, dtype = packing.layout, tvm.DataType(str(site.sources[0].ty.dtype))
+            layout, held = packing.layout, site.sources[0].ty.dtype
+            dtype = tvm.DataType(str(held if "float" in str(held) else site.quantizer.ty.dtype))
             row = QuantizedWeight(
                 function, site.binding.name, site.name, str(layout.spec),
                 (layout.n, layout.k), layout.n * layout.k * dtype.bits // 8, layout.nbytes,

@@ -18,6 +18,7 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, emit, raise_errors
+from sits_tvm.frontends._onnx_codes import dequantize_linear, matmul_n_bits, read_codes
 
 _LARGE = 1 << 16
 _DOMAINS = ("", "ai.onnx")
@@ -43,6 +44,7 @@ class Importer(ONNXGraphImporter):
     def __init__(self, model: onnx.ModelProto) -> None:
         super().__init__({}, None, keep_params_in_input=True, sanitize=False)
         self.model = model
+        self._codes: list[relax.Expr] = []  # initializers that `read_codes` made
 
     def convert(self) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
         opsets = {entry.domain: entry.version for entry in self.model.opset_import}
@@ -67,14 +69,20 @@ class Importer(ONNXGraphImporter):
         return out, {v.name: self._params[v.name][1] for v in kept}
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+        codes = read_codes(graph)
         for proto in graph.initializer:
-            array = self._parse_array(proto)
-            if _is_parameter(array):
+            if proto.name in codes:
+                array = tvm.runtime.tensor(codes[proto.name])
+            else:
+                array = self._parse_array(proto)
+            if _is_parameter(array) or (proto.name in codes and array.shape):
                 var = self._new_var(proto.name, array.shape, str(array.dtype))
                 self._nodes[proto.name] = var
                 self._params[proto.name] = (var, array)
             else:
                 self._nodes[proto.name] = relax.const(array)
+            if proto.name in codes:
+                self._codes.append(self._nodes[proto.name])
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
         """Old files list their initializers among the inputs."""
@@ -103,6 +111,13 @@ class Importer(ONNXGraphImporter):
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> relax.Expr:
         try:
+            if op_name == "MatMulNBits":
+                return matmul_n_bits(self.bb, inputs, attrs)
+            if op_name == "DequantizeLinear":
+                four = any(inputs[0].same_as(codes) for codes in self._codes)
+                if four or attrs.get("block_size"):
+                    made = dequantize_linear(self.bb, inputs, attrs, 4 if four else 8)
+                    return self.bb.normalize(made)
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except SitsError:
             raise
@@ -153,7 +168,7 @@ def _is_supported(node: onnx.NodeProto) -> bool:
         return node.domain in _DOMAINS
     if node.op_type in _CONTRIB:
         return node.domain == _MICROSOFT
-    if node.op_type == "Gelu" and node.domain == _MICROSOFT:
+    if node.op_type in ("Gelu", "MatMulNBits") and node.domain == _MICROSOFT:
         return True
     return node.domain in _DOMAINS and node.op_type in _get_convert_map()
 

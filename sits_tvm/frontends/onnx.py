@@ -34,7 +34,8 @@ def from_onnx(
         is returned bare, several as a tuple.
     params : dict of str to tvm.runtime.Tensor
         In the order of ``main``: initializers of rank 1 and more that are float, or over 64 KiB.
-        Shapes, indices and scalars are constants.
+        Shapes, indices and scalars are constants. 4-bit weights (INT4, UINT4, MatMulNBits) are
+        codes, a byte each, which a build packs as they are.
 
     Raises
     ------
