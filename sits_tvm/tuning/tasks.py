@@ -14,6 +14,7 @@ import tir_schedules
 from tir_schedules.records.database import arch_of
 from tir_schedules.records.space import Space, TunableRule
 from tir_schedules.records.workloads import Workload
+from tir_schedules.sources import digest
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,14 @@ class Task:
         return self.rule.prim_func(self.workload, self.space.rows)
 
     def key(self, device: str) -> dict[str, Any]:
-        """What a measurement is of, as JSON."""
-        arch = arch_of(self.target)
-        return {"arch": arch, "device": device, "rows": self.bucket, **asdict(self.workload)}
+        """What a measurement is of, as JSON; kernels are told apart by their sources."""
+        return {
+            "arch": arch_of(self.target),
+            "device": device,
+            "kernels": digest(type(self.rule).__module__),
+            "rows": self.bucket,
+            **asdict(self.workload),
+        }
 
     def takes(self, parameters: dict[str, Any]) -> bool:
         """Whether these are all parameters of the space, with values in it."""

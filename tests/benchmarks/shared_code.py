@@ -7,14 +7,11 @@ of that one. `test_shipped_cuda` compares with code of the shape itself.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import tir_schedules
 from sits_tvm.device_code import Launch
 from sits_tvm.diagnostics import SitsError
 from sits_tvm.tuning.search import Values
@@ -119,12 +116,3 @@ def _at(task: Task, work: Work, launch: Launch, name: str) -> Launch:
     if name != "main_kernel":
         blocks = task.space.rows * -(-task.workload.n // (_VECTOR * _THREADS))
     return replace(launch, grid=(str(blocks),))
-
-
-def digest() -> str:
-    """Of the sources of the kernels: what was found of others is not gone on with."""
-    folder = Path(tir_schedules.__file__).parent
-    found = hashlib.sha256()
-    for path in sorted([*folder.glob("matmul_cuda/*.py"), *folder.glob("cuda_*.py")]):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:12]

@@ -18,10 +18,11 @@ from sits_tvm import parse_target
 from sits_tvm.tuning.static_constants import device_of
 from sits_tvm.tuning.tasks import Task
 from sits_tvm.tuning.trials import TrialLog
-from tests.benchmarks.shared_code import SharedRun, digest
+from tests.benchmarks.shared_code import SharedRun
 from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
 from tir_schedules.records.database import SHIPPED, read_records, write_records
 from tir_schedules.records.workloads import MATMULS, MatmulWorkload
+from tir_schedules.sources import digest
 
 ARCHS = ("sm_80", "sm_90", "sm_90a")
 LLAMA_8B = ((4096, 4096), (1024, 4096), (6144, 4096), (28672, 4096), (14336, 4096), (4096, 14336))
@@ -66,11 +67,11 @@ def run_of(work_dir: Path, trials: int, arch: str) -> SharedRun:
     device = device_of(arch)
     return SharedRun(
         runner="static",
-        device=f"{device}, kernels {digest()}",
+        device=str(device),
         trials=trials,
         time_budget=None,
         log=TrialLog(work_dir / "trials.jsonl"),
-        database=work_dir / f"database-{digest()}",
+        database=work_dir / f"database-{digest(TensorCoreMatmul.__module__)}",
         progress=lambda line: print(line, flush=True),
         modelled=device,
         drawn=DRAWN,

@@ -109,6 +109,18 @@ def test_the_same_parameters_come_out_again(estimated, tmp_path):
     assert (tuned(tmp_path / "second")[0]["1"], list(estimated)) == first
 
 
+def test_goes_on_with_no_trials_of_other_kernels(estimated, tmp_path, monkeypatch):
+    tuned(tmp_path, trials=6)
+    before = list(estimated)
+    monkeypatch.setattr("sits_tvm.tuning.tasks.digest", lambda module: f"other {module}")
+    estimated.cost = lambda values: 2.0
+    records, _ = tuned(tmp_path, trials=6)
+    assert estimated == [*before, *before]
+    assert (records["1"].trials, records["1"].seconds) == (6, 2.0)
+    keys = [json.loads(line)["key"] for line in (tmp_path / "trials.jsonl").open()]
+    assert keys[-1]["kernels"] == "other tir_schedules.matmul_cuda.rule"
+
+
 def test_goes_on_where_it_stopped_and_not_with_another_model(estimated, tmp_path, monkeypatch):
     tuned(tmp_path, trials=6)
     before = list(estimated)

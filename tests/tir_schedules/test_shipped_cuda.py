@@ -147,3 +147,28 @@ def test_code_of_another_shape_gives_the_same_estimate(tmp_path, arch, rows):
         shared, own = trials_of(task, values, run)
         assert shared.seconds == pytest.approx(own.seconds, rel=0.03), str(task)
     assert len(run.known) <= compiled + 2
+
+
+JUDGED = {("sm_90", 0, "1"), ("sm_80", 4, "9-16")}
+"""Architecture, number of the layer and rows."""
+
+
+def judged_anew():
+    for arch in ARCHS:
+        for layer in (0, 4, 5, 8, 12):
+            for rows in ("1", "9-16", "65-256", "257+"):
+                marks = () if (arch, layer, rows) in JUDGED else pytest.mark.slow
+                yield pytest.param(arch, layer, rows, marks=marks)
+
+
+@pytest.mark.parametrize(("arch", "layer", "rows"), judged_anew())
+def test_records_hold_for_the_kernels_of_today(tmp_path, arch, layer, rows):
+    """A change of the kernels that changes their estimates asks for a new ranking."""
+    workload = workloads()[layer]
+    (task,) = [t for t in tasks(arch) if (t.workload, t.bucket) == (workload, rows)]
+    record, run = shipped(arch)[workload, rows], run_of(tmp_path, 1, arch)
+    tile = task.space.with_values(record.parameters)
+    work = task.rule.work(task.func, task.target)(tile)
+    values = {**task.space.default_values, **record.parameters}
+    own = judge(lower_candidate(task, values, work), run.modelled, arch, run.tools)
+    assert own.seconds == pytest.approx(record.seconds, rel=0.03), own.detail
