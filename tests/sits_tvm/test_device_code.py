@@ -26,6 +26,7 @@ from sits_tvm.diagnostics import collect
 from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.report import Kernel, Report
 from sits_tvm.target import parse_target
+from sits_tvm.tuning.static_code import compile_kernels
 from tir_schedules.matmul.int4_matmul import int4_matmul
 from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
 
@@ -216,10 +217,13 @@ _WAIT = 'asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory");'
 
 @pytest.mark.parametrize(("wait", "codes"), [(_WAIT, set()), ("", {"wgmma-serialized"})])
 def test_products_of_warpgroups_that_wait_on_their_own_are_told(wait, codes):
+    source = WGMMA.replace("WAIT", wait)
     with collect() as notes:
-        code = compile_device_code(holding(WGMMA.replace("WAIT", wait)), "sm_90a")
+        code = compile_device_code(holding(source), "sm_90a")
     assert {(note.severity, note.code) for note in notes} == {("warning", one) for one in codes}
     assert code.kernels[0].sass["HGMMA"] == 1
+    (candidate,) = compile_kernels(source, "sm_90a", find_toolkit())
+    assert candidate.waits == len(codes)
 
 
 def test_other_instruments_keep_running():

@@ -1,5 +1,6 @@
 """The CUDA text that quantizes activations, run on the host, against the plain function on llvm."""
 
+import itertools
 import re
 
 import ml_dtypes
@@ -216,6 +217,38 @@ def test_quotients_next_to_ties(rng, exponent, activation):
         assert_equal(both, np.stack([x, largest] * 32, -1).reshape(64, 8, 64), layout)
 
 
+def hardest_quotients(code):
+    """All x and scale of 24 bits whose quotient is next to a middle between two float32, of which
+    one is a tie of integers: away from it by at most 4 of 2^48 parts, that is, by what a step of
+    Newton's gets wrong. (x, largest) with scale = largest / code."""
+    found = []
+    for tie in np.arange(0.5, code):
+        bit = int(np.floor(np.log2(tie)))
+        middles = {2 ** (24 - bit) * tie + side for side in (-1, 1)}
+        for middle, rest in itertools.product(map(int, middles), (-4, -3, -2, -1, 1, 2, 3, 4)):
+            for shift in (24, 25):  # x 2^shift = middle scale + rest
+                scale = -rest * pow(middle, -1, 1 << shift) % (1 << shift)
+                x = (middle * scale + rest) >> shift
+                if min(scale, x) >= 1 << 23 and max(scale, x) < 1 << 24:
+                    found.append((np.ldexp(x, shift + bit - 48), np.ldexp(scale, -24)))
+    x, scale = np.array(found, "float32").T
+    near = scale * np.float32(code) + np.spacing(scale * code) * np.arange(-1, 2)[:, None]
+    of = near.astype("float32") / np.float32(code) == scale
+    reached = of.any(0)
+    return x[reached], near.astype("float32")[of.argmax(0), np.arange(len(x))][reached]
+
+
+@pytest.mark.parametrize("activation", ["int8", "int4"])
+def test_the_hardest_quotients(activation):
+    """Where approximate reciprocals are off by one unit in the last place, as they may be."""
+    x, largest = hardest_quotients(127 if activation == "int8" else 7)
+    assert len(x) > (500 if activation == "int8" else 30)
+    pairs = np.stack([x, largest] * 16, -1)
+    pairs = np.concatenate([pairs, -pairs, np.ones_like(pairs[: len(x) % 2 * 2])])
+    layout = layout_of(64, 32, activation)
+    assert_equal(compiled_both(layout, "float32"), pairs.reshape(1, -1, 64), layout)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("scale", ["absmax", "power-of-two"])
 @pytest.mark.parametrize(("k", "group_size"), [(300, 32), (512, -1)])
@@ -246,20 +279,22 @@ def test_leaves_others_alone():
 
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("k", "group_size", "dtype", "activation", "loads"),
+    ("k", "group_size", "dtype", "activation", "loads", "stores"),
     [
-        (4096, 128, "bfloat16", "int8", 1),
-        (4096, 128, "float16", "int4", 1),
-        (14336, -1, "float32", "int8", 14),
-        (65536, -1, "float16", "int8", 8),
+        (4096, 128, "bfloat16", "int8", 1, 1),
+        (4096, 128, "float16", "int4", 1, 1),
+        (14336, -1, "float32", "int8", 14, 7),
+        (65536, -1, "float16", "int8", 8, 8),
     ],
 )
-def test_machine_code(arch, k, group_size, dtype, activation, loads):
-    """128-bit loads alone, nothing spilled, and no division that is a call."""
+def test_machine_code(arch, k, group_size, dtype, activation, loads, stores):
+    """128-bit loads alone, nothing spilled, and no division that is a call. Codes are written 64
+    bits at a time; the other two stores are of a scale and a sum."""
     attributes = {"global_symbol": "main", "tirx.is_scheduled": True}
     func = scheduled(arch, k, group_size, dtype, activation).mod["main"].with_attrs(attributes)
     with record_launches() as launches:
         built = tvm.compile(tvm.IRModule({"main": func}), parse_target(f"cuda -arch={arch}"))
     (kernel,) = compile_device_code(built, arch, launches).kernels
     assert kernel.sass["LDG.128"] == loads
+    assert (kernel.sass["STG.E.64"], kernel.sass["STG.E"]) == (stores, 2)
     assert kernel.sass["LDG.narrow"] == kernel.sass["CALL"] == kernel.spills == 0

@@ -1,6 +1,7 @@
 """The CUDA records that ship: there is one for each layer and range of rows, each has a kernel, and
 a build of the layer takes it."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -11,12 +12,15 @@ from tvm import relax, tirx
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec, parse_target
-from sits_tvm.tuning.static_code import judge, lower_candidate
+from sits_tvm.device_code import find_toolkit
+from sits_tvm.tuning.static_code import compile_kernels, judge, lower_candidate
 from sits_tvm.tuning.static_constants import MODEL_VERSION, TIE, device_of
+from tests.benchmarks.shared_code import code_key
 from tests.benchmarks.tune_shipped_cuda import ARCHS, run_of, tasks_of, workloads
 from tir_schedules import RULES, ApplyRecords, tuned_by, tuned_rows
 from tir_schedules.matmul_cuda.rule import _recognise
 from tir_schedules.matmul_cuda.spaces import tile_fault
+from tir_schedules.matmul_cuda.tile import Tile
 from tir_schedules.records.database import SHIPPED, read_records
 
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -124,6 +128,38 @@ def trials_of(task, values, run):
     arch = str(task.target.attrs["arch"])
     own = judge(lower_candidate(task, values, work), run.modelled, arch, run.tools)
     return run._trial(task, values, work), own
+
+
+TILE = {"channels": 1, "tokens": 1, "warps_n": 1, "warps_m": 1, "warps_k": 2, "units": 4,
+        "stages": 4, "split": 2, "wgmma": 0}  # fmt: skip
+SHAPES = {
+    "columns": ((1024, 16384), (1024, 16352)),
+    "columns, by more than a unit": ((1024, 16384), (1024, 16192)),
+    "channels": ((1024, 16384), (1016, 16384)),
+    "steps": ((1024, 16384 + 1024), (1024, 16384 + 512)),
+    "few steps": ((1024, 4096), (1024, 8192)),
+}
+"""Two (n, k) each, of which one part of the weight is whole, or long, in one alone."""
+
+
+def key_and_opcodes(n, k):
+    """Of a kernel of one row."""
+    workload = replace(workloads()[0], n=n, k=k)
+    task = next(t for t in tasks_of(workload, "sm_90") if t.bucket == "1")
+    work = task.rule.work(task.func, task.target)(tile := Tile(**TILE))
+    source = lower_candidate(task, TILE, work).source
+    kernels = compile_kernels(source, "sm_90", find_toolkit())
+    opcodes = [Counter(line.opcode for line in kernel.code) for kernel in kernels]
+    return code_key(task, tile), opcodes
+
+
+@pytest.mark.parametrize(
+    "part", [pytest.param(p, marks=() if p == "columns" else pytest.mark.slow) for p in SHAPES]
+)
+def test_other_machine_code_has_another_key(part):
+    (key, opcodes), (other_key, others) = (key_and_opcodes(n, k) for n, k in SHAPES[part])
+    assert opcodes != others
+    assert key != other_key
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ _VALUE = 1.5 * 2.0**23
 
 _SMALLEST = int(np.float32(SMALLEST_MAXIMUM).view("int32"))
 _SMALL, _FACTOR = 2.0**-60, 2.0**40
+_MANTISSA = (1 << 23) - 1
 _REFLECTED = 254 << 23
 """Less the bits of a power of two, those of its reciprocal."""
 
@@ -24,11 +25,10 @@ _REFLECTED = 254 << 23
 class Quotients:
     """Codes by a scale: x / scale to the last bit, and rounded to an integer, half to even.
 
-    That takes the reciprocal to the last bit, the product with x, and twice the exact rest of the
-    quotient so far: Markstein, "Computation of elementary functions on the IBM RISC System/6000"
-    (1990), as nvcc divides where it need not call. The rest must not underflow: x and scale of
-    small parts are both multiplied by a power of two. Of columns that are not finite the
-    scale is NaN.
+    That takes the reciprocal to the last bit, the product with x, and the exact rest of that
+    quotient: Markstein, "Computation of elementary functions on the IBM RISC System/6000" (1990).
+    The rest must not underflow: x and scale of small parts are both multiplied by a power of two.
+    Of columns that are not finite the scale is NaN.
 
     By a scale that is a power of two all that is the product with its reciprocal; there is no
     `divisor` then.
@@ -69,18 +69,20 @@ class Quotients:
 
 
 def _reciprocal(x: tirx.Expr) -> tirx.Expr:
-    """Right but for the last bit at most, without a call."""
+    """To the last bit, without a call. Of a mantissa of ones the step may end one below."""
     registers, one = local(3), tirx.const(1.0, "float32")
     approximate_reciprocal(registers[0], x)
     fused_multiply_add(registers[1], -x, registers[0], one)
     fused_multiply_add(registers[2], registers[0], registers[1], registers[0])
-    return registers[2]
+    ones = tirx.const(_MANTISSA, "int32")
+    is_ones = T.bitwise_and(tirx.reinterpret("int32", x), ones) == ones
+    bits = tirx.reinterpret("int32", registers[2]) | T.Cast("int32", is_ones)
+    return T.Bind(tirx.reinterpret("float32", bits))
 
 
 def _divide(x: tirx.Expr, divisor: tirx.Expr, reciprocal: tirx.Expr) -> tirx.Expr:
     quotient, rest = local(1), local(1)
     T.buffer_store(quotient, x * reciprocal, [0])
-    for _ in range(2):
-        fused_multiply_add(rest[0], -divisor, quotient[0], x)
-        fused_multiply_add(quotient[0], rest[0], reciprocal, quotient[0])
+    fused_multiply_add(rest[0], -divisor, quotient[0], x)
+    fused_multiply_add(quotient[0], rest[0], reciprocal, quotient[0])
     return quotient[0]
