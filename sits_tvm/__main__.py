@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -111,10 +112,14 @@ def _lower(args: argparse.Namespace) -> int:
 
 
 def _write(directory: Path, files: dict[str, str]) -> None:
+    """Each file all or nothing: none is put in its place before all are written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (directory / name).write_text(text)
+        with tempfile.TemporaryDirectory(prefix=".sits_tvm.", dir=directory) as draft:
+            for name, text in files.items():
+                (Path(draft) / name).write_text(text)
+            for name in files:
+                (Path(draft) / name).replace(directory / name)
     except OSError as error:
         message = f"cannot write {directory}: {error}"
         raise _error("output-not-writable", message, help="give another folder") from error

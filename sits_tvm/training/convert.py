@@ -20,7 +20,7 @@ from relax_passes.packed_weights.fake_quantized_sites import FAKE_QUANTIZE, fake
 from relax_passes.packed_weights.weight_sites import bindings_of, weights_of
 from sits_tvm._evaluate_transform import as_numpy
 from sits_tvm.config import BITS, GROUP_SIZES, QuantSpec
-from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
+from sits_tvm.diagnostics import Diagnostic, SitsError, emit, raise_errors
 from sits_tvm.module_checks import check_functions
 from sits_tvm.params import as_arrays
 from tir_schedules.int4_format.rounding import quantize
@@ -49,7 +49,8 @@ def convert_qat(
     params : mapping of str to tensor
         Trained values of the arguments of these names.
     spec : QuantSpec, optional
-        If given, every fake-quantized weight must be as it says.
+        If given, every fake-quantized weight must be as it says. Its `activation` has no effect,
+        as a warning says.
     func : str or sequence of str
         The functions to deploy; others are dropped, but for those that these call.
 
@@ -70,6 +71,12 @@ def convert_qat(
     """
     names = (func,) if isinstance(func, str) else tuple(func)
     check_functions(mod, names)
+    if spec is not None and spec.activation is not None:
+        message = (
+            f"convert_qat: QuantSpec.activation={spec.activation!r} has no effect: weights only"
+        )
+        help_ = "for products of integers build the module before prepare_qat, with trained weights"
+        emit(Diagnostic.warning("qat-activation", message, help=help_))
     arrays = {name: as_numpy(array) for name, array in as_arrays(params).items()}
     out = mod.clone()
     for gvar in set(mod.get_global_vars()):

@@ -65,7 +65,7 @@ def prepare_qat(
         "int8" or "int4": the other operand of each product is fake-quantized, too, with one
         symmetric scale per token, amax / 127 or amax / 7 of its last axis. `convert_qat` keeps it,
         in float: for products of integers build the module that was given, with the weights that
-        were trained, and QuantSpec(activation=…). That of `spec` is not read.
+        were trained, and QuantSpec(activation=…). That of `spec` has no effect, a warning says.
     only, skip : sequence of str
         Globs over weight names: those to quantize, and those to leave in float.
     quantize_embedding, quantize_head : bool
@@ -88,6 +88,10 @@ def prepare_qat(
     spec = spec if spec is not None else QuantSpec()
     names = (func,) if isinstance(func, str) else tuple(func)
     _check_options(spec, scales=scales, activation=activation)
+    if spec.activation not in (None, activation):
+        found = f"prepare_qat: QuantSpec.activation={spec.activation!r} has no effect on training"
+        help_ = f"write prepare_qat(…, activation={spec.activation!r}) to quantize activations, too"
+        emit(Diagnostic.warning("qat-activation", found, help=help_))
     check_functions(mod, names)
     arrays = {} if params is None else dict(as_arrays(params))
     mod = _with_num_input(mod, names)
@@ -101,10 +105,10 @@ def prepare_qat(
     )
     filled = report if report is not None else Report()
     choice = WeightChoice(config, filled, only=tuple(only), constants=False)
-    with collect() as found:
+    with collect() as notes:
         chosen = choice.choose(mod, names)
-    raise_errors(found)
-    for note in found:
+    raise_errors(notes)
+    for note in notes:
         emit(note)
     return _rewritten(mod, chosen, arrays, spec, scales == "learned", activation)
 

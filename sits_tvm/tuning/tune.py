@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,12 @@ def tune(
         raise _error("runner", f"there is no runner {runner!r}", 'write "local", "rpc" or "static"')
     if type(trials) is not int or trials < 1:
         raise _error("trials", f"trials={trials!r} measures nothing", "write trials=64")
+    if time_budget is not None and not _is_number(time_budget):
+        message = f"time_budget={time_budget!r} is no number of seconds"
+        raise _error("time-budget", message, "write time_budget=600, or None for no end")
+    if not isinstance(work_dir, str | os.PathLike):
+        message = f"work_dir={work_dir!r} is no path"
+        raise _error("work-dir", message, 'write a folder, as work_dir="tuning"')
     device = _device(parse_target(target), runner)
     lowered, checked = unscheduled(mod, target, params=params, config=config or Config())
     tasks = find_tasks(lowered, checked)
@@ -106,6 +113,11 @@ def tune(
     progress(run.table(tasks))
     run.raise_invalid(tasks)
     return run.database
+
+
+def _is_number(value: object) -> bool:
+    """NaN is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _device(target: Target, runner: str) -> str | Device:

@@ -1,9 +1,11 @@
 """``python -m sits_tvm``: each subcommand, its exit code, its JSON, and what it refuses."""
 
+import errno
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,6 +147,26 @@ def test_refuses_bad_config_files(mlp_json, tmp_path, capsys, text, word):
 def test_refuses_unwritable_output_before_the_work(mlp_json, capsys):
     assert main(["build", mlp_json, "-o", "/proc/out", "--quiet"]) == 1
     assert "output-not-writable" in capsys.readouterr().err
+
+
+def test_lower_that_cannot_write_all_writes_nothing(mlp_json, tmp_path, capsys, monkeypatch):
+    """The disk is full at the second file."""
+    out, write = tmp_path / "out", Path.write_text
+
+    def full(path, text):
+        if path.name == "report.json":
+            write(path, text[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, text)
+
+    for files in ([], ["module.json", "report.json"]):
+        monkeypatch.setattr(Path, "write_text", full)
+        assert main(["lower", mlp_json, "--int4", "-o", str(out), "--quiet"]) == 1
+        assert "No space left" in capsys.readouterr().err
+        assert sorted(path.name for path in out.iterdir()) == files
+        monkeypatch.undo()
+        assert main(["lower", mlp_json, "-o", str(out), "--quiet"]) == 0
+    assert json.loads((out / "report.json").read_text())["quantized"] == []
 
 
 def test_refuses_unwritable_output_of_lower(mlp_json, capsys):

@@ -7,6 +7,7 @@ from small_builds import codes
 from small_modules import Mlp, mlp_params
 
 from sits_tvm import QuantSpec, SitsError, convert_qat, prepare_qat
+from sits_tvm.diagnostics import collect
 
 
 def broken(params, name, value):
@@ -85,3 +86,21 @@ def test_prepare_refuses_weights_that_are_not_finite(rng):
     with pytest.raises(SitsError) as error:
         prepare_qat(Mlp, QuantSpec(group_size=32), params=params)
     assert codes(error.value.diagnostics) == ["weight-not-quantizable"] * 2
+
+
+def test_an_activation_of_the_spec_that_has_no_effect_is_told(rng):
+    plain, spec = QuantSpec(group_size=32), QuantSpec(group_size=32, activation="int8")
+    params = mlp_params(rng)
+    with collect() as found:
+        mod, values = prepare_qat(Mlp, spec, params=params)
+    assert [(d.severity, d.code) for d in found] == [("warning", "qat-activation")]
+    assert "write prepare_qat(…, activation='int8')" in found[0].help
+    with collect() as found:
+        convert_qat(mod, values, spec)
+    assert [(d.severity, d.code) for d in found] == [("warning", "qat-activation")]
+    with collect() as found:
+        prepare_qat(Mlp, spec, params=params, activation="int8")
+        prepare_qat(Mlp, plain, params=params, activation="int8")
+        convert_qat(mod, values, plain)
+        convert_qat(mod, values)
+    assert found == []

@@ -135,6 +135,25 @@ def test_a_database_of_another_architecture_is_a_warning(tmp_path):
     assert "records of znver4" in warning.message
 
 
+def test_an_empty_file_is_no_database_of_its_architecture(tmp_path):
+    (tmp_path / "haswell").mkdir()
+    (tmp_path / "haswell" / "int4_matmul.jsonl").touch()
+    (warning,) = found(1, tmp_path)[2]
+    assert warning.message.endswith("has none for haswell: it holds no records")
+    (warning,) = found(1, write(tmp_path, ONE, arch="znver4"))[2]
+    assert warning.message.endswith("has none for haswell: it holds records of znver4")
+
+
+def test_a_record_of_rows_that_are_no_range_is_not_used(tmp_path):
+    """Nor is one of a range that a kernel with fewer rows does not have, but that is as it must."""
+    write(tmp_path, ONE, MORE, replace(ONE, rows="2-16"))
+    for rows, expected in {None: ("1", "9+"), 1: ("1",)}.items():
+        _, tuned, (warning,) = found(rows, tmp_path)
+        assert tuned == expected
+        assert (warning.severity, warning.code) == ("warning", "database-outdated")
+        assert "2-16 rows, is not used: there are no such rows, but 1, 2-8, 9+" in warning.message
+
+
 def test_a_database_that_is_not_there_is_an_error(tmp_path):
     _, _, (error,) = found(1, tmp_path / "nowhere")
     assert (error.severity, error.code) == ("error", "database-missing")

@@ -17,14 +17,15 @@ from sits_tvm.diagnostics import Diagnostic, SitsError, emit
 
 from .database import SHIPPED, Record, Records, arch_of, read_records
 from .space import Space, TunableRule, with_parameters
+from .workloads import Workload
 
 
 @module_pass(opt_level=0, name="ApplyRecords")
 class ApplyRecords:
     """Attach ``sits.parameters`` to each PrimFunc that a `TunableRule` takes and that has records.
 
-    Each range of rows that a kernel has code for is looked up on its own. A record whose values
-    the rule no longer takes is left out, with a warning.
+    Each range of rows that a kernel has code for is looked up on its own. A record whose values or
+    range of rows the rule no longer takes is left out, with a warning.
 
     Parameters
     ----------
@@ -40,18 +41,23 @@ class ApplyRecords:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         target = Target.current(allow_none=False)
+        arch = arch_of(target)
         try:
-            records = _records(self.database, arch_of(target))
+            own = {} if self.database is None else _own_records(self.database, arch)
+            records = {**read_records(SHIPPED, arch), **own}
         except SitsError as error:
             for diagnostic in error.diagnostics:
                 emit(diagnostic)
             return mod
         functions = {
-            var: self._with_records(func, target, records) for var, func in mod.functions_items()
+            var: self._with_records(func, target, own, records)
+            for var, func in mod.functions_items()
         }
         return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
-    def _with_records(self, func: BaseFunc, target: Target, records: Records) -> BaseFunc:
+    def _with_records(
+        self, func: BaseFunc, target: Target, own: Records, records: Records
+    ) -> BaseFunc:
         if not isinstance(func, tirx.PrimFunc):
             return func
         for rule in self.rules:
@@ -59,6 +65,9 @@ class ApplyRecords:
             if workload is None:
                 continue
             spaces = rule.spaces(func, target)
+            others = {rows for known, rows in own if known == workload} - spaces.keys()
+            if others:
+                _warn_of_other_rows(rule, workload, target, others)
             known = {
                 rows: records[workload, rows] for rows in spaces if (workload, rows) in records
             }
@@ -72,21 +81,31 @@ class ApplyRecords:
         return func
 
 
-def _records(database: Path | None, arch: str) -> Records:
-    shipped = read_records(SHIPPED, arch)
-    if database is None:
-        return shipped
+def _warn_of_other_rows(
+    rule: TunableRule, workload: Workload, target: Target, others: set[str]
+) -> None:
+    """`others` are ranges of rows that a kernel does not have; one for any number has all."""
+    every = rule.spaces(rule.prim_func(workload, None), target)
+    for rows in sorted(others - every.keys()):
+        _warn_outdated(workload, rows, f"there are no such rows, but {', '.join(every)}")
+
+
+def _own_records(database: Path, arch: str) -> Records:
     if not database.is_dir():
         message = f"Config.database={database} is no folder"
         help_ = "give the folder that sits_tvm.tune returned"
         raise SitsError([Diagnostic.error("database-missing", message, help=help_)])
     own = read_records(database, arch)
     if not own:
-        others = sorted(path.name for path in database.glob("*/"))
+        others = sorted(path.name for path in database.glob("*/") if _has_records(path))
         found = f"records of {', '.join(others)}" if others else "no records"
         message = f"Config.database={database} has none for {arch}: it holds {found}"
         emit(Diagnostic.warning("database-other-arch", message, help="tune for this target"))
-    return {**shipped, **own}
+    return own
+
+
+def _has_records(folder: Path) -> bool:
+    return any(path.stat().st_size for path in folder.glob("*.jsonl"))
 
 
 def _fits(record: Record, space: Space, fault: Callable[[Any], str | None]) -> bool:
@@ -95,7 +114,10 @@ def _fits(record: Record, space: Space, fault: Callable[[Any], str | None]) -> b
     except ValueError as error:
         found = str(error)
     if found is not None:
-        message = f"the record of {record.workload}, {record.rows} rows, is not used: {found}"
-        emit(Diagnostic.warning("database-outdated", message, help="tune this kernel again"))
-        return False
-    return True
+        _warn_outdated(record.workload, record.rows, found)
+    return found is None
+
+
+def _warn_outdated(workload: Workload, rows: str, found: str) -> None:
+    message = f"the record of {workload}, {rows} rows, is not used: {found}"
+    emit(Diagnostic.warning("database-outdated", message, help="tune this kernel again"))
