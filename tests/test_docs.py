@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from types import FrameType
 import numpy as np
 import pytest
 import tvm
-from small_modules import one_function
+from small_modules import Mlp, mlp_params, one_function
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
@@ -23,6 +24,7 @@ import relax_passes
 import sits_tvm
 from relax_passes import *  # noqa: F403
 from sits_tvm import Config, QuantSpec
+from tir_schedules.records.database import FORMAT
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("sits_tvm", "relax_passes", "tir_schedules")
@@ -129,3 +131,20 @@ def test_a_module_flows_through_build_as_readme_says() -> None:
     flow = dict.fromkeys(name for name in named if name in called)
     assert [name for name in called if name in flow] == list(flow)
     assert len(flow) == 15
+
+
+def stored_output(tutorial: str) -> str:
+    (path,) = (ROOT / "tutorials").glob(f"{tutorial}_*.ipynb")
+    cells = json.loads(path.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "".join("".join(output.get("text", [])) for output in outputs)
+
+
+def test_tutorials_show_the_passes_and_the_records_of_today() -> None:
+    """Of what they stored when they were run last."""
+    config = Config(quant=QuantSpec(group_size=32))
+    params = mlp_params(np.random.default_rng(0))
+    _, report = sits_tvm.lower(Mlp, "llvm -mcpu=native", params=params, config=config)
+    shown = re.findall(r"^(?:changed it|left it as it was): +(.*)$", stored_output("01"), re.M)
+    assert sorted(" ".join(shown).split()) == sorted(run.name for run in report.passes)
+    assert set(re.findall(r'"format": (\d+)', stored_output("08"))) == {str(FORMAT)}

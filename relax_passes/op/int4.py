@@ -197,7 +197,8 @@ def _legalize_int4_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
     if layout.spec.activation not in INTEGER_ACTIVATIONS:
         name, make, operands = "int4_matmul", _matmul_kernel, [x]
     else:
-        name, make, operands = "int8_matmul", _int8_kernel, _quantized(bb, x, layout)
+        name = "int4_int4_matmul" if layout.spec.activation == "int4" else "int8_matmul"
+        make, operands = _int8_kernel, _quantized(bb, x, layout)
     kernel = _fusable(make(_static(extents), layout, dtype), extents)
     out = relax.TensorType([*extents, layout.n], dtype)
     y = call_prim_func(bb, kernel, name, [*operands, *packed], out)

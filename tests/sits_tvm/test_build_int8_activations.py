@@ -102,9 +102,10 @@ def test_one_quantization_for_two_projections_and_no_kernel_between(rng, target,
     params = random_params(rng, dtype)
     lowered, report = sits_tvm.lower(gated(dtype=dtype), target, params=params, config=config)
     assert lowered.script().count("call_tir(cls.quantize_activation") == 1
+    product = "int4_int4_matmul" if config is W4A4 else "int8_matmul"
     assert kernel_names(report) == [
-        "fused_int8_matmul_add_silu",
-        "fused_int8_matmul_multiply_add",
+        f"fused_{product}_add_silu",
+        f"fused_{product}_multiply_add",
         "quantize_activation",
     ]
     assert {kernel.ranked for kernel in report.kernels} == {"default"}
