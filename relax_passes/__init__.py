@@ -4,6 +4,7 @@ import sits_tvm  # noqa: F401, first: it imports the modules of this package one
 
 from . import gradients, op
 from ._import_fixes import IMPORT_FIXES
+from .bound_kernel_extents import BoundKernelExtents
 from .bound_take_indices import BoundTakeIndices
 from .broadcast_infinite_fills import BroadcastInfiniteFills
 from .canonicalize_attention import CanonicalizeAttention
@@ -29,6 +30,7 @@ from .widen_half_intrinsics import WidenHalfIntrinsics
 
 __all__ = [
     "IMPORT_FIXES",
+    "BoundKernelExtents",
     "BoundTakeIndices",
     "BroadcastInfiniteFills",
     "CanonicalizeAttention",

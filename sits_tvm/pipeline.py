@@ -172,6 +172,7 @@ def fusion_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         *([passes.StoreColumns()] if target.kind.name == "llvm" else []),
         relax.transform.RewriteDataflowReshape(),  # to views, before a schedule hides them
         relax.transform.DeadCodeElimination(),
+        *([passes.BoundKernelExtents()] if target.kind.name == "cuda" else []),
         passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
     ]

@@ -2,10 +2,22 @@
 
 import numpy as np
 import pytest
-from matmul_cuda_runs import check, layout_of
+from cuda_text import CudaText
+from matmul_cuda_runs import (
+    TARGET,
+    activations,
+    assert_close,
+    check,
+    layout_of,
+    plain,
+    run,
+    scheduled,
+    weight,
+)
 
 from sits_tvm import parse_target
 from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
+from tir_schedules.records.space import UPPER_BOUNDS
 from tir_schedules.records.workloads import MATMULS, MatmulWorkload
 
 ROWS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65, 257)
@@ -46,3 +58,16 @@ def test_parts_of_activations_that_stages_cut(activation):
     """Nine groups have a scale by three; a stage has four groups."""
     layout = layout_of(40, 288, activation, group_size=32, symmetric=False)
     check(layout, 7, **{"2-8": (1, 1, 1, 1, 1, 2, 2)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "kernels"), [(16, 3), (17, 4)])
+def test_no_code_for_more_rows_than_there_may_be(most, kernels):
+    layout = layout_of(64, 384, group_size=64)
+    func = plain(layout, None).with_attr(UPPER_BOUNDS, {"m": most})
+    compiled, rng = CudaText(scheduled(func), TARGET), np.random.default_rng(0)
+    assert len(compiled.kernels.parameters) == kernels
+    parts = weight(rng, layout)
+    for rows in (0, 1, 9, most):
+        arguments, x = activations(rng, rows, layout)
+        assert_close(run(compiled, arguments, parts, layout), x, parts, layout)

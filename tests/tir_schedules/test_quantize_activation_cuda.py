@@ -238,7 +238,7 @@ def hardest_quotients(code):
     return x[reached], near.astype("float32")[of.argmax(0), np.arange(len(x))][reached]
 
 
-@pytest.mark.parametrize("activation", ["int8", "int4"])
+@pytest.mark.parametrize("activation", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_hardest_quotients(activation):
     """Where approximate reciprocals are off by one unit in the last place, as they may be."""
     x, largest = hardest_quotients(127 if activation == "int8" else 7)

@@ -185,7 +185,7 @@ def test_code_of_another_shape_gives_the_same_estimate(tmp_path, arch, rows):
     assert len(run.known) <= compiled + 2
 
 
-JUDGED = {("sm_90", 0, "1"), ("sm_80", 4, "9-16")}
+JUDGED = {("sm_90", 0, "1"), ("sm_80", 8, "9-16")}
 """Architecture, number of the layer and rows."""
 
 

@@ -60,7 +60,7 @@ class TensorCoreMatmul(TunableRule[MatmulWorkload]):
         if found is None:
             return None
         product, operands = found
-        spaces = _spaces(operands, target)
+        spaces = _spaces(func, operands, target)
         if tunable:
             return search_space(func, spaces)
         tiles = chosen(func, spaces)
@@ -74,12 +74,12 @@ class TensorCoreMatmul(TunableRule[MatmulWorkload]):
 
     def spaces(self, func: tirx.PrimFunc, target: Target) -> Spaces:
         found = _recognise(func, target)
-        return {} if found is None else _spaces(found[1], target)
+        return {} if found is None else _spaces(func, found[1], target)
 
     def fault(self, func: tirx.PrimFunc, target: Target, bucket: str, values: Tile) -> str | None:
         found = _recognise(func, target)
         assert found is not None
-        most = _spaces(found[1], target)[bucket].most
+        most = _spaces(func, found[1], target)[bucket].most
         return tile_fault(replace(found[1], most=most), values, target)
 
     def work(self, func: tirx.PrimFunc, target: Target) -> Callable[[Any], Work | str]:
@@ -130,8 +130,8 @@ def _operands(product: Contraction, target: Target) -> Operands:
     return Operands(x, rows, None, weight, n, k, terms=DTYPE_TERMS[str(x.dtype)])
 
 
-def _spaces(operands: Operands, target: Target) -> Spaces:
-    return reachable(operands.rows, tensor_core_spaces(operands, target))
+def _spaces(func: tirx.PrimFunc, operands: Operands, target: Target) -> Spaces:
+    return reachable(operands.rows, tensor_core_spaces(operands, target), func)
 
 
 def _check(operands: Operands, spaces: Spaces, tiles: dict[str, Any], target: Target) -> None:

@@ -18,16 +18,20 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight import ScheduleRule
-from tvm.sym import Analyzer
+from tvm.sym import Analyzer, ConstIntBound
 from tvm.target import Target
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
 
 from ..emit import first_that_holds
+from ..tir_nodes import collect
 from .work import Work
 from .workloads import Workload
 
 ATTRIBUTE = "sits.parameters"
+UPPER_BOUNDS = "sits.upper_bounds"
+"""The attribute of a PrimFunc for the largest values of its symbolic extents, by name."""
+
 _RANKED = "sits.ranked"
 W = TypeVar("W", bound=Workload)
 
@@ -150,11 +154,18 @@ def rule_of(rules: Sequence[ScheduleRule], family: str, kind: str) -> TunableRul
     return found
 
 
-def reachable(rows: tirx.Expr, spaces: Spaces) -> Spaces:
-    """The buckets that a number of rows, static or not, may be in."""
-    found: Spaces = {}
+def reachable(rows: tirx.Expr, spaces: Spaces, func: tirx.PrimFunc | None = None) -> Spaces:
+    """The buckets that a number of rows, static or not, may be in.
+
+    `func` may have upper bounds of it; it runs none of them for 0 rows.
+    """
+    analyzer, found = Analyzer(), dict[str, Space]()
+    bounds = {} if func is None else func.attrs.get(UPPER_BOUNDS, {})
+    for var in collect(rows, tirx.Var):
+        if var.name in bounds:
+            analyzer.update(var, ConstIntBound(1, max(1, int(bounds[var.name]))))
     for bucket, space in spaces.items():
-        known = None if space.most is None else Analyzer().simplify(space.holds(rows))
+        known = None if space.most is None else analyzer.simplify(space.holds(rows))
         if isinstance(known, tirx.IntImm) and not known.value:
             continue
         found[bucket] = space
