@@ -61,13 +61,14 @@ def test_parts_of_activations_that_stages_cut(activation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("most", "kernels"), [(16, 3), (17, 4)])
+@pytest.mark.parametrize(("most", "kernels"), [(1, 1), (16, 3), (17, 4)])
 def test_no_code_for_more_rows_than_there_may_be(most, kernels):
+    """Which nothing checks: the last kernel is right for more, too."""
     layout = layout_of(64, 384, group_size=64)
     func = plain(layout, None).with_attr(UPPER_BOUNDS, {"m": most})
     compiled, rng = CudaText(scheduled(func), TARGET), np.random.default_rng(0)
     assert len(compiled.kernels.parameters) == kernels
     parts = weight(rng, layout)
-    for rows in (0, 1, 9, most):
+    for rows in (0, 1, 9, most, most + 30):
         arguments, x = activations(rng, rows, layout)
         assert_close(run(compiled, arguments, parts, layout), x, parts, layout)

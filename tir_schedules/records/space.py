@@ -157,19 +157,21 @@ def rule_of(rules: Sequence[ScheduleRule], family: str, kind: str) -> TunableRul
 def reachable(rows: tirx.Expr, spaces: Spaces, func: tirx.PrimFunc | None = None) -> Spaces:
     """The buckets that a number of rows, static or not, may be in.
 
-    `func` may have upper bounds of it; it runs none of them for 0 rows.
+    `func` may have upper bounds of it, which nothing checks: its last bucket serves any number. It
+    runs none of them for 0 rows.
     """
     analyzer, found = Analyzer(), dict[str, Space]()
     bounds = {} if func is None else func.attrs.get(UPPER_BOUNDS, {})
-    for var in collect(rows, tirx.Var):
-        if var.name in bounds:
-            analyzer.update(var, ConstIntBound(1, max(1, int(bounds[var.name]))))
+    bounded = [var for var in collect(rows, tirx.Var) if var.name in bounds]
+    for var in bounded:
+        analyzer.update(var, ConstIntBound(1, max(1, int(bounds[var.name]))))
     for bucket, space in spaces.items():
         known = None if space.most is None else analyzer.simplify(space.holds(rows))
         if isinstance(known, tirx.IntImm) and not known.value:
             continue
-        found[bucket] = space
-        if isinstance(known, tirx.IntImm):
+        is_last = isinstance(known, tirx.IntImm)
+        found[bucket] = replace(space, most=None) if is_last and bounded else space
+        if is_last:
             break
     return found
 
