@@ -96,6 +96,7 @@ def convert_exported_program(
     from relax_passes._import_fixes import IMPORT_FIXES
     from sits_tvm.frontends._torch_importer import Importer, decompose
     from sits_tvm.frontends._torch_nodes import stopped_gradients
+    from sits_tvm.frontends._unpacked_codes import with_unpacked_codes
 
     with stopped_gradients(program):
         program = decompose(program)
@@ -103,7 +104,8 @@ def convert_exported_program(
     with collect() as found:
         mod = tvm.transform.Sequential(list(IMPORT_FIXES))(mod)
     raise_errors(found)
-    return module_of(mod["main"]), params
+    main, params = with_unpacked_codes(mod, params)
+    return module_of(main), params
 
 
 def module_of(main: relax.Function) -> IRModule:
