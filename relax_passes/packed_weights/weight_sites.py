@@ -15,6 +15,10 @@ MATMUL, TAKE = Op.get("relax.matmul"), Op.get("relax.take")
 _PERMUTE, _CAST, _RESHAPE = (
     Op.get(f"relax.{name}") for name in ("permute_dims", "astype", "reshape")
 )
+_CONVOLUTIONS = tuple(
+    Op.get(f"relax.nn.conv{rank}d{kind}") for rank in (1, 2, 3) for kind in ("", "_transpose")
+)
+_CONVOLUTION = ("convolution", "only weights of matrix products, and embeddings, have INT4 kernels")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class WeightSite:
 
     binding: relax.Var
     call: relax.Call
-    kind: str  # "matmul", "head" or "embedding"
+    kind: str  # "matmul", "head", "embedding" or "convolution"
     source: relax.Expr
     name: str
     transposed: bool
@@ -52,7 +56,8 @@ def weights_of(func: relax.Function) -> set[relax.Var]:
 
 
 def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
-    """Every matmul and axis-0 take in `func` that reads a weight or a constant.
+    """Every matmul and axis-0 take in `func` that reads a weight or a constant; and, with the
+    reason "convolution", convolutions that do.
 
     In a function without ``num_input``, a product with an argument is yielded too, with the reason
     "not-a-weight"; products of two computed values are not.
@@ -69,6 +74,11 @@ def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
                 yield _site(variable, value, "embedding", source, transposed, weights, ())
     last = _calls_before_no_matmul(func)
     for variable, value in bound.items():
+        if isinstance(value, relax.Call) and value.op in _CONVOLUTIONS:
+            source, _, _ = trace_weight(value.args[1], bound)
+            if isinstance(source, GenericConst) or source in weights:
+                name = weight_name(source, variable)
+                yield WeightSite(variable, value, "convolution", source, name, False, _CONVOLUTION)
         if not (isinstance(value, relax.Call) and value.op == MATMUL):
             continue
         source, flipped, through = trace_weight(value.args[1], bound)
