@@ -78,10 +78,10 @@ def copy_chunk(
     Zeros if `is_there` does not hold; `source` is then not read. Only threads for which `copies`
     holds do anything.
     """
-    copied = T.Cast("uint32", T.Select(is_there, size, 0))
+    copied = size if is_there is True else T.Select(is_there, size, 0)
     copy = ptx(f"cp.async.{'cg' if size == CHUNK else 'ca'}.shared.global")
     guard = {} if copies is True else {"pred": copies}
-    T.evaluate(copy(shared + T.Cast("uint32", at), source, size, copied, **guard))
+    T.evaluate(copy(shared + T.Cast("uint32", at), source, size, T.Cast("uint32", copied), **guard))
 
 
 def commit_copies() -> None:

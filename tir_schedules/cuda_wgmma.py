@@ -63,9 +63,9 @@ def descriptor_start(address: tirx.Expr) -> tirx.Expr:
     return T.Bind(start | tirx.const(_DISTANCE, "uint64"))
 
 
-def descriptor(start: tirx.Expr, at: int) -> tirx.Expr:
+def descriptor(start: tirx.Expr, at: tirx.Expr | int) -> tirx.Expr:
     """Of a right factor whose first column's 32 bytes lie `at` bytes behind `start`."""
-    return start + tirx.const(at >> 4, "uint64")
+    return start + T.Cast("uint64", at // 16)
 
 
 def publish_copies() -> None:
@@ -92,12 +92,12 @@ def start_product(
     left: Sequence[tirx.Expr],
     right: tirx.Expr,
     kind: str,
-    adds: bool,
+    adds: tirx.Expr | bool,
 ) -> None:
     """sums = left · right, or added to what is there, as `multiply_add` does by `kind`."""
     product = ptx(_PRODUCTS[kind].format(2 * len(sums)))
     factors = (1, 1, 0) if kind in _FLOATS else ()  # signs, and that right is along k
-    T.evaluate(product(*sums, *left, right, tirx.const(adds, "bool"), *factors))
+    T.evaluate(product(*sums, *left, right, T.Cast("bool", adds), *factors))
 
 
 def wait_for_products() -> None:

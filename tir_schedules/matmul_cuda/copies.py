@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from tvm import tirx
 from tvm.sym import Analyzer
@@ -18,15 +17,13 @@ from tvm.tirx.script import builder as T
 
 from ..cuda_ptx import copy_chunk
 from ..cuda_wgmma import ROW_BYTES, swizzled
-from ..emit import int32_variable, int64
+from ..emit import Index, int32_variable, int64
 from ..tir_nodes import is_const
 from .block import Block, int64_of
 from .tile import CHANNELS, LANES, PIECE, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
 
 _CONTIGUOUS = 8
 """Pieces of a row, a cache line, that threads side by side have at least."""
-
-Index: TypeAlias = tirx.Expr | int
 
 
 @dataclass(frozen=True)
@@ -78,18 +75,33 @@ class Stream:
 
     def start(self, step: Index, slice_: tirx.Expr) -> None:
         """Start to copy what a stage has; stages count from the first one of this block."""
-        size, count = self.pieces.size, self.rows.count
-        further = self.pieces.further(step)
+        further, count = self.pieces.further(step), self.rows.count
         address = T.Bind(_behind(self.address, int64_of(further)))
-        for below in range(0, count, self.down):
-            is_mine = True if count - below >= self.down else self.row + below < count
-            line = T.Bind(_behind(address, int64(below * self.rows.pitch)))
-            for more in range(0, self.pieces.per_row, self.across):
-                is_there = self._is_there(below, further + more * size)
-                to = self.place(self.row + below, (self.piece + more) * size)
-                copy_chunk(slice_, to, _behind(line, int64(more * size)), is_there, size, is_mine)
+        whole = count // self.down
+        if whole:
+            with T.unroll(whole) as index:
+                self._copy_row(index * self.down, address, further, slice_, True)
+        if count % self.down:
+            below = whole * self.down
+            self._copy_row(below, address, further, slice_, self.row + below < count)
 
-    def _is_there(self, below: int, byte: Index) -> tirx.Expr | bool:
+    def _copy_row(
+        self,
+        below: Index,
+        address: tirx.Expr,
+        further: Index,
+        slice_: tirx.Expr,
+        is_mine: tirx.Expr | bool,
+    ) -> None:
+        size = self.pieces.size
+        line = T.Bind(_behind(address, int64_of(below) * self.rows.pitch))
+        with T.unroll(self.pieces.per_row // self.across) as index:
+            more = index * self.across
+            is_there = self._is_there(below, further + more * size)
+            to = self.place(self.row + below, (self.piece + more) * size)
+            copy_chunk(slice_, to, _behind(line, int64_of(more * size)), is_there, size, is_mine)
+
+    def _is_there(self, below: Index, byte: Index) -> tirx.Expr | bool:
         found = [] if self.rows.left is None else [self.row + below < self.rows.left]
         if not self.pieces.are_there:
             found.append(byte < self.left)

@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from ..cuda_ptx import add_pairs, local, opaque
+from ..emit import Index
 from .block import Block
 from .products import Group, Products, Total, word
 from .terms import term_exponent
@@ -68,7 +69,12 @@ class HalfProducts(Products):
         return [minus[0], minus[1]]
 
     def decode(
-        self, register: tirx.Expr, words: tirx.Buffer, step: int, i: int, zeros: Sequence[tirx.Expr]
+        self,
+        register: tirx.Expr,
+        words: tirx.Buffer,
+        step: Index,
+        i: int,
+        zeros: Sequence[tirx.Expr],
     ) -> None:
         """Word `step`; i counts channels 0…7 and 8…15 of columns 0…7, then of 8…15."""
         high = _HIGH[self.kind][i % 2]

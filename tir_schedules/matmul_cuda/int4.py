@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from ..cuda_ptx import local
+from ..emit import Index
 from .int8 import Int8Products
 from .operands import Operands
 from .products import Group, word
@@ -60,7 +61,12 @@ class NativeInt4Products(Int4Products):
         return "s4" if self._is_symmetric else "u4"
 
     def decode(
-        self, register: tirx.Expr, words: tirx.Buffer, step: int, i: int, zeros: Sequence[tirx.Expr]
+        self,
+        register: tirx.Expr,
+        words: tirx.Buffer,
+        step: Index,
+        i: int,
+        zeros: Sequence[tirx.Expr],
     ) -> None:
         T.buffer_store(register.source, self._signed(words[i]), list(register.indices))
 
@@ -78,9 +84,14 @@ class HalfUnitInt4Products(NativeInt4Products):
     columns: ClassVar[int] = 32
 
     def decode(
-        self, register: tirx.Expr, words: tirx.Buffer, step: int, i: int, zeros: Sequence[tirx.Expr]
+        self,
+        register: tirx.Expr,
+        words: tirx.Buffer,
+        step: Index,
+        i: int,
+        zeros: Sequence[tirx.Expr],
     ) -> None:
-        half = self.mask[0] if step else ~self.mask[0]
+        half = T.Select(step == 1, self.mask[0], ~self.mask[0])
         value = self._signed(words[i]) & half
         T.buffer_store(register.source, value, list(register.indices))
 

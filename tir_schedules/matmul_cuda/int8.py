@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from ..cuda_ptx import fused_multiply_add, load_shared, local, opaque
-from ..emit import int32_variable
+from ..emit import Index, int32_variable
 from .block import Block, int64_of
 from .products import Group, Products, Total, word
 from .tile import TOKENS
@@ -37,7 +37,6 @@ LARGEST_CHANNEL = (1 << 31) // (16 * 16 * 128)
 """Columns whose sum certainly is an int32."""
 
 Pair: TypeAlias = list[tirx.Expr]
-Index: TypeAlias = tirx.Expr | int
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,15 @@ class Int8Products(Products):
         return []
 
     def decode(
-        self, register: tirx.Expr, words: tirx.Buffer, step: int, i: int, zeros: Sequence[tirx.Expr]
+        self,
+        register: tirx.Expr,
+        words: tirx.Buffer,
+        step: Index,
+        i: int,
+        zeros: Sequence[tirx.Expr],
     ) -> None:
         """The lower halves of word i are step 0, the upper ones step 1."""
-        codes = (words[i] if step else words[i] << word(4)) & self.mask[0]
+        codes = words[i] << T.Cast("uint32", 4 - step * 4) & self.mask[0]
         value = codes ^ word(_SIGNS) if self._is_symmetric else codes
         T.buffer_store(register.source, value, list(register.indices))
 

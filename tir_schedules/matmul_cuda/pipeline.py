@@ -33,11 +33,9 @@ def for_each_stage(block: Block, visit: Visit) -> None:
             stream.start(step, slot)
 
     own = block.shared + T.Cast("uint32", block.warp_k * stage.slice)
-    for step in range(ahead):
-        if step < steps:
-            with when(step < count):
-                slot = own + tirx.const(step * stage.bytes, "uint32")
-                start(step, slot)
+    with T.unroll(ahead) as step:
+        with when((tile.split == 1 and ahead <= steps) or step < count):
+            start(step, own + T.Cast("uint32", step * stage.bytes))
         commit_copies()
     slots = local(2, "uint32")  # the stage that is multiplied next, and the last one
     T.buffer_store(slots, tirx.const(0, "uint32"), [0])

@@ -22,7 +22,7 @@ from ..cuda_wgmma import (
     start_product,
     wait_for_products,
 )
-from ..emit import int64
+from ..emit import Index, int64
 from ..tir_nodes import is_const
 from .block import Block, int64_of
 from .tile import CHANNELS, TOKENS, UNIT, UNIT_BYTES, ZERO_BYTES, ZERO_GROUPS
@@ -81,7 +81,12 @@ class Products(ABC):
 
     @abstractmethod
     def decode(
-        self, register: tirx.Expr, words: tirx.Buffer, step: int, i: int, zeros: Sequence[tirx.Expr]
+        self,
+        register: tirx.Expr,
+        words: tirx.Buffer,
+        step: Index,
+        i: int,
+        zeros: Sequence[tirx.Expr],
     ) -> None:
         """Register i of the left factor of a step of a unit, whose four words are there."""
 
@@ -134,16 +139,18 @@ class Products(ABC):
         """The left factors of a group, four registers a step."""
         tile, per_unit = self.block.tile, UNIT // self.columns
         weights = local(tile.channels * group.steps * 4, "uint32")
+        first, together = group.index * group.steps, min(group.steps, per_unit)
         for channel in range(tile.channels):
             zeros, words = self.zeros(channel, group), local(4, "uint32")
-            for step in range(group.steps):
-                unit, inside = divmod(group.index * group.steps + step, per_unit)
-                if step == 0 or inside == 0:
-                    at = (self.channel_tile(channel) * tile.units + unit) * UNIT_BYTES
-                    load_shared(words, 0, group.slice, at + self.block.lane * 16, 4)
-                for i in range(4):
-                    register = weights[(channel * group.steps + step) * 4 + i]
-                    self.decode(register, words, inside, i, zeros)
+            with T.unroll(group.steps // together) as index:
+                unit = first // per_unit + index
+                at = (self.channel_tile(channel) * tile.units + unit) * UNIT_BYTES
+                load_shared(words, 0, group.slice, at + self.block.lane * 16, 4)
+                with T.unroll(first % per_unit, first % per_unit + together) as inside:
+                    step = index * together + inside - first % per_unit
+                    for i in range(4):
+                        register = weights[(channel * group.steps + step) * 4 + i]
+                        self.decode(register, words, inside, i, zeros)
         return weights
 
     def _activations(self, token: int, group: Group, term: int) -> tirx.Buffer:
@@ -172,15 +179,30 @@ class Products(ABC):
         totals = self.totals(tokens, group, scales)
         for term in range(self.block.stage.terms):
             activations = {token: self._activations(token, group, term) for token in tokens}
-            for step in range(group.steps):
-                for (token, channel), total in totals.items():
-                    first = (channel * group.steps + step) * 4
-                    left = [weights[first + i] for i in range(4)]
-                    right = [activations[token][step * 2 + i] for i in range(2)]
-                    start = total.start if term == step == 0 else None
-                    multiply_add(total.buffer, total.first, left, right, self.kind, start)
+            begun = int(term == 0 and self.block.stage.groups > 0)
+            if begun:
+                self._multiply_step(totals, weights, activations, 0, group.steps, starts=True)
+            if begun < group.steps:
+                with T.unroll(begun, group.steps) as step:
+                    self._multiply_step(totals, weights, activations, step, group.steps)
         if self.block.stage.groups:
             self.add_group(totals, scales, tokens, group)
+
+    def _multiply_step(
+        self,
+        totals: dict[tuple[int, int], Total],
+        weights: tirx.Buffer,
+        activations: dict[int, tirx.Buffer],
+        step: Index,
+        steps: int,
+        starts: bool = False,
+    ) -> None:
+        for (token, channel), total in totals.items():
+            first = (channel * steps + step) * 4
+            left = [weights[first + i] for i in range(4)]
+            right = [activations[token][step * 2 + i] for i in range(2)]
+            start = total.start if starts else None
+            multiply_add(total.buffer, total.first, left, right, self.kind, start)
 
     def _multiply_by_warpgroup(self, weights: tirx.Buffer, scales: Any, group: Group) -> None:
         """Add the products of a group with all tokens."""
@@ -194,23 +216,25 @@ class Products(ABC):
                     set_register(total.buffer[total.first + i], value)
         first_column = descriptor_start(group.slice)
         begin_products()
-        for step in range(group.steps):
+        with T.unroll(group.steps) as step:
             right = self._right(first_column, group, step)
             for channel in channels:
                 first = (channel * group.steps + step) * 4
                 parts = [totals[token, channel] for token in tokens]
                 sums = [part.buffer[part.first + i] for part in parts for i in range(4)]
                 left = [weights[first + i] for i in range(4)]
-                start_product(sums, left, right, self.kind, step > 0 or not is_new[channel])
+                adds = not is_new[channel] or step > 0
+                start_product(sums, left, right, self.kind, adds)
         wait_for_products()
         if self.block.stage.groups:
             self.add_group(totals, scales, tokens, group)
 
-    def _right(self, start: tirx.Expr, group: Group, step: int) -> tirx.Expr:
+    def _right(self, start: tirx.Expr, group: Group, step: Index) -> tirx.Expr:
         """The descriptor of the activations in a step of a group."""
-        stage = self.block.stage
-        piece, inside = divmod((group.index * group.steps + step) * STEP_BYTES, ROW_BYTES)
-        at = stage.activations + piece * stage.tokens * ROW_BYTES + inside
+        stage, number = self.block.stage, group.index * group.steps + step
+        per_row = ROW_BYTES // STEP_BYTES
+        at = number // per_row * (stage.tokens * ROW_BYTES) + number % per_row * STEP_BYTES
+        at = at + stage.activations
         return descriptor(start, at)
 
     def results(self, tokens: range) -> list[tuple[int, int]]:
