@@ -57,7 +57,9 @@ def test_parts_hold_the_codes(rng, signed, turn, order):
     parts = tuple(packed[f"w.{name}"].numpy() for name in layout.names)
     np.testing.assert_array_equal(unpack(parts, layout), want.astype("float32"))
     codes = values[0] if turn else values[0].T
-    np.testing.assert_array_equal(unpack_parts(parts, layout)[0][:, :K], codes + 8 * signed)
+    stored, _, zero = unpack_parts(parts, layout)
+    np.testing.assert_array_equal(stored[:, :K], codes + 8 * signed)
+    assert (stored[:, K:] == (8 if zero is None else zero[:, -1:])).all()  # padding stands for 0
     computed = unpack(computed_parts(after, values), layout)
     np.testing.assert_array_equal(computed, want.astype("float32"))
 
