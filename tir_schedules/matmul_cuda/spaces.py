@@ -67,6 +67,9 @@ _INT8_WARPGROUPS = {
 _FEW_LONG = {"9-16": Tile(2, 2, 4, 1, 1, 8, 3)}
 """In long stages."""
 
+_FLOAT_ZEROS = {"9-16": Tile(2, 2, 4, 1, 1, 4, 5)}
+"""Of float activations and zero points of groups: fewer instructions than in four stages."""
+
 _LONG_80 = {"17-32": Tile(2, 4, 4, 1, 1, 4, 4), "33-64": Tile(1, 8, 4, 1, 1, 4, 4)}
 """Of quantized activations on sm_80: in shorter stages sums of groups spill."""
 
@@ -112,6 +115,8 @@ def tensor_core_spaces(operands: Operands, target: Target) -> Spaces:
         special = _FEW_LONG
     elif _is_int8(operands) and operands.is_grouped:
         special = _INT8_GROUPS
+    elif operands.is_grouped and operands.weight.zero_point is not None:
+        special = _FLOAT_ZEROS
     if operands.is_quantized and architecture(target) < 90:
         special = {**special, **_LONG_80}
     if _is_int8(operands) and operands.is_grouped:
