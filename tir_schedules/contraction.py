@@ -15,7 +15,7 @@ from math import prod
 import tvm_ffi
 from tvm import ir, tirx
 
-from .tir_nodes import collect, substitute
+from .tir_nodes import collect, is_const, substitute
 
 LANES = 16
 """Columns computed side by side. LLVM splits a vector of 16 into what the target has."""
@@ -27,8 +27,10 @@ def split(index: tirx.Expr, extent: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
     """Quotient and remainder of an index that is never negative.
 
     Truncating division: TVM lowers a floor division by a symbolic extent to let-expressions that
-    its own simplifier then rejects.
+    its own simplifier then rejects. Of an extent of 0, which nothing runs over, either is 0.
     """
+    if is_const(extent, 0):
+        return extent, extent
     return tirx.truncdiv(index, extent), tirx.truncmod(index, extent)
 
 

@@ -173,7 +173,10 @@ def _reshaped(source: relax.Expr, shape: Sequence[Index]) -> relax.Call:
         elif is_integer(extent, 1):
             axes.append(axis)
     is_insertion = not kept and len(axes) + source.ty.ndim == len(shape)
-    return R.expand_dims(source, axes) if is_insertion else R.reshape(source, shape)
+    # In a list of numbers, 0 would stand for the extent of `source`.
+    return (
+        R.expand_dims(source, axes) if is_insertion else R.reshape(source, relax.ShapeExpr(shape))
+    )
 
 
 def _is_reshape(chain: Chain, dims: Sequence[Index], at: Sequence[Index]) -> bool:

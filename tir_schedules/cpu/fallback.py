@@ -54,6 +54,8 @@ class CpuFallback(ScheduleRule):
         sch = Schedule(func)
         if normalize_prim_func(sch) is None:
             return None
+        if any(block.is_empty for block in blocks_of(sch)):
+            return None  # TVM divides by the extents of loops that it fuses
         inline_producers(sch)
         _schedule_groups(sch)
         func = vectorize_leaf_loops(sch.mod["main"], vector_lanes(target))

@@ -50,6 +50,11 @@ class Block:
         """Iterations, with a guess for symbolic extents."""
         return prod(axis.extent or _UNKNOWN_EXTENT for axis in self.spatial + self.reduced)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether an extent is 0."""
+        return any(axis.extent == 0 for axis in self.spatial + self.reduced)
+
     @cached_property
     def reduces_columns(self) -> bool:
         """Whether the sum runs over a strided axis and another one is contiguous."""
