@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tvm.ir import IRModule, load_json, save_json
+from tvm.ir import IRModule, save_json
 
 from . import build, from_onnx, from_pretrained, from_torch, lower, tune
+from ._json_ir import read_json_module
 from .config import Config, QuantSpec
 from .diagnostics import Diagnostic, SitsError
 from .driver import preview
@@ -184,14 +185,14 @@ def _model(path: Path) -> tuple[IRModule, dict[str, Any] | None]:
         require("torch", "reading a .pt2 program", "hf")
         return from_torch(_read(path, _load_pt2))
     if path.suffix == ".json":
-        return _read(path, lambda file: load_json(file.read_text())), None
+        return _read(path, read_json_module), None
     raise _error("model-format", f"{path} has no known format", help=f"MODEL is {MODEL_HELP}")
 
 
 def _load_pt2(path: Path) -> Any:
-    import torch
+    from .frontends._pt2 import load_pt2
 
-    return torch.export.load(path)
+    return load_pt2(path)
 
 
 def _read(path: Path, reader: Callable[[Path], Any]) -> Any:

@@ -7,8 +7,10 @@ second copy of a model is made.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -51,20 +53,38 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     tensors = {}
     try:
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
+            size, length = int.from_bytes(file.read(8), "little"), path.stat().st_size
+            if 8 + size > length:
+                raise ValueError(f"its header has {size} bytes, the file {length}")
             header = json.loads(file.read(size))
             header.pop("__metadata__", None)
+            _check_places(header, length - 8 - size)
             for name, entry in header.items():
                 start, end = entry["data_offsets"]
                 file.seek(8 + size + start)
                 data = np.frombuffer(file.read(end - start), _numpy_dtype(_DTYPES[entry["dtype"]]))
                 tensors[name] = tvm.runtime.tensor(data.reshape(entry["shape"]))
-    except (OSError, ArithmeticError, AttributeError, LookupError, MemoryError, TypeError,
-            ValueError) as error:  # fmt: skip
+    except (OSError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError,
+            TypeError, ValueError) as error:  # fmt: skip
         message = f"{path} is no readable safetensors file: {error}"
         found = Diagnostic.error("params-damaged", message, help="copy it again, or build again")
         raise SitsError([found]) from error
     return tensors
+
+
+def _check_places(header: dict[str, dict[str, Any]], length: int) -> None:
+    """ValueError unless tensors lie side by side in `length` bytes, as their shapes say."""
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, stop = entry["data_offsets"]
+        size = math.prod(entry["shape"]) * _numpy_dtype(_DTYPES[entry["dtype"]]).itemsize
+        if min(entry["shape"], default=0) < 0 or (start, stop) != (end, end + size):
+            raise ValueError(
+                f"tensor {name} of {entry['shape']} is said to be at {start} to {stop}"
+            )
+        end = stop
+    if end != length:
+        raise ValueError(f"its tensors have {end} bytes, the file {length} for them")
 
 
 def _numpy_dtype(name: str) -> np.dtype:

@@ -15,7 +15,7 @@ from .config import Config
 from .device_code import check_device_code, record_launches, require_toolkit
 from .diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
 from .executable import Executable
-from .module_checks import check_is_module, num_input_faults
+from .module_checks import check_is_module, check_well_formed, num_input_faults
 from .params import as_arrays, bind_names, pack_params, public_functions, weight_names
 from .pipeline import lower_to_vm, run_fusion_passes, run_graph_passes, run_kernel_passes
 from .report import Report
@@ -193,6 +193,7 @@ def _check_module(mod: IRModule) -> None:
             ]
         )
     raise_errors([d for name, func in public_functions(mod).items() for d in _faults(name, func)])
+    check_well_formed(mod)
 
 
 def _faults(name: str, func: relax.Function) -> list[Diagnostic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,8 +20,9 @@ from .diagnostics import Diagnostic, SitsError
 from .report import Report
 from .target import host_mismatch, parse_target
 
-FORMAT_VERSION = 2
-"""2: CUDA weights from sm_80 on are packed in the order "fragments"; they were in "rows"."""
+FORMAT_VERSION = 3
+"""2: CUDA weights from sm_80 on are packed in the order "fragments"; they were in "rows".
+3: the digest of the library, which was its size."""
 _LIBRARY, _PARAMS, _REPORT, _META = (
     "library.so",
     "params.safetensors",
@@ -108,7 +110,12 @@ class Executable(relax.VMExecutable):
         return path
 
     def _write(self, directory: Path) -> None:
-        self.export_library(str(directory / _LIBRARY))
+        try:
+            self.export_library(str(directory / _LIBRARY))
+        except RuntimeError as error:
+            message = f"the library was not linked: {str(error).strip().splitlines()[-1]}"
+            help_ = "a C++ compiler links it, with room in the folder of temporary files"
+            raise _error("library-not-linked", message, help=help_) from error
         write_safetensors(directory / _PARAMS, self.params)
         (directory / _REPORT).write_text(self.report.to_json())
         for i, cubin in enumerate(self.cubins):
@@ -118,7 +125,7 @@ class Executable(relax.VMExecutable):
             "target": self.report.target,
             "param_names": self.param_names,
             "cubins": len(self.cubins),
-            "library_bytes": (directory / _LIBRARY).stat().st_size,
+            "library_sha256": _digest(directory / _LIBRARY),
         }
         (directory / _META).write_text(json.dumps(meta, indent=1))
         directory.chmod(0o755)
@@ -183,7 +190,7 @@ def load(directory: str | os.PathLike[str]) -> Executable:
     mismatch = host_mismatch(parse_target(meta["target"]))
     if mismatch:
         raise _error("target-not-this-machine", f"{path}: {mismatch}", help="build it for this CPU")
-    _check_library(path / _LIBRARY, meta["library_bytes"])
+    _check_library(path / _LIBRARY, meta["library_sha256"])
     try:
         module = tvm.runtime.load_module(str(path / _LIBRARY))
     except Exception as error:
@@ -203,24 +210,33 @@ def load(directory: str | os.PathLike[str]) -> Executable:
     try:
         report = Report.from_json((path / _REPORT).read_text())
         cubins = [(path / f"device_{i}.cubin").read_bytes() for i in range(meta["cubins"])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{path}: {type(error).__name__}: {error}"
         raise _error("executable-damaged", message, help="build it again") from error
     return Executable(module, report, params, meta["param_names"], cubins)
 
 
-def _check_library(library: Path, size: int) -> None:
-    """Loading a library that is cut off would end the process."""
-    found = library.stat().st_size if library.is_file() else 0
-    if found != size:
-        message = f"{library} has {found} of {size} bytes"
-        raise _error("library-not-loadable", message, help="copy it again")
+def _check_library(library: Path, digest: str) -> None:
+    """Loading a library that is cut off or changed would end the process."""
+    try:
+        found = _digest(library)
+    except OSError as error:
+        message = f"{library}: {error}"
+        raise _error("library-not-loadable", message, help="copy it again") from error
+    if found != digest:
+        message = f"{library} is not the one that was saved: another SHA-256"
+        raise _error("library-not-loadable", message, help="copy it again, all of it")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / _META).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _error(
             "not-an-executable", f"{path} holds no saved executable ({error})",
             help="give the folder that Executable.save or `python -m sits_tvm build -o` wrote",
@@ -229,12 +245,24 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         message = f"{path} has format version {version}, this release reads {FORMAT_VERSION}"
         raise _error("format-version", message, help="build it again")
-    keys = ("target", "param_names", "cubins", "library_bytes")
-    missing = [key for key in keys if key not in meta]
-    if missing:
-        message = f"{path / _META} lacks {', '.join(missing)}"
+    faults = [f"`{key}` is no {kind}" for key, kind in _KEYS.items() if not _is(meta, key, kind)]
+    if not faults and not all(map(_are_names, meta["param_names"].values())):
+        faults = ["`param_names` holds no lists of names"]
+    if faults:
+        message = f"{path / _META}: {', '.join(faults)}"
         raise _error("executable-damaged", message, help="build it again")
     return meta
+
+
+_KEYS = {"target": "str", "param_names": "dict", "cubins": "int", "library_sha256": "str"}
+
+
+def _is(meta: dict[str, Any], key: str, kind: str) -> bool:
+    return type(meta.get(key)).__name__ == kind
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _not_writable(path: Path, error: OSError) -> SitsError:

@@ -21,6 +21,17 @@ def check_is_module(mod: Any) -> None:
     raise SitsError([Diagnostic.error("not-a-module", message, help=help_)])
 
 
+def check_well_formed(mod: IRModule) -> None:
+    """Raise SitsError where a pass would meet what no module may hold."""
+    try:
+        relax.analysis.well_formed(mod)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        message = f"the module is not well formed: {reason[0]}"
+        help_ = "relax.analysis.well_formed(mod) must not raise; relax.BlockBuilder makes such ones"
+        raise SitsError([Diagnostic.error("not-well-formed", message, help=help_)]) from error
+
+
 def check_functions(mod: Any, names: Sequence[Any]) -> None:
     """Raise SitsError with every name that is no Relax function of `mod`, and every wrong
     ``num_input`` of those that are; also if `mod` is no module or `names` is empty."""

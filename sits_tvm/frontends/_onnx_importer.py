@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from sits_tvm.diagnostics import Diagnostic, SitsError, emit, raise_errors
 from sits_tvm.frontends._onnx_codes import dequantize_linear, matmul_n_bits, read_codes
 
 _LARGE = 1 << 16
+_LOCK = threading.RLock()  # output is redirected for all threads
 _DOMAINS = ("", "ai.onnx")
 _MICROSOFT = "com.microsoft"
 _CONTRIB = (
@@ -49,8 +51,15 @@ class Importer(ONNXGraphImporter):
     def convert(self) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
         opsets = {entry.domain: entry.version for entry in self.model.opset_import}
         version = opsets.get("", opsets.get("ai.onnx", 1))
-        with contextlib.redirect_stdout(io.StringIO()):  # TVM prints the nodes it fails on
-            mod = self.from_onnx(self.model.graph, version)
+        try:
+            with _LOCK, contextlib.redirect_stdout(io.StringIO()):  # TVM prints what it fails on
+                mod = self.from_onnx(self.model.graph, version)
+        except SitsError:
+            raise
+        except Exception as error:  # nodes have errors of their own: the graph is damaged
+            message = f"the graph cannot be imported: {type(error).__name__}: {error}"
+            help_ = "check the model with onnx.checker, full_check=True"
+            raise SitsError([Diagnostic.error("onnx-damaged", message, help=help_)]) from error
         raise_errors(list(self._type_errors()))
         return self._prune(mod)
 

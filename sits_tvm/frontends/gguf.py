@@ -8,7 +8,9 @@ Names and layouts of tensors are transformers' own tables. Imports neither torch
 
 from __future__ import annotations
 
+import math
 import struct
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _AS_THEY_ARE = ("Q4_0", "F32", "F16", "BF16", "F64")
+_LOCK = threading.Lock()  # the reader of a file is put in the place of gguf's for all threads
 
 
 @dataclass
@@ -69,10 +72,16 @@ class GGUFFile:
             name = self._string().decode()
             self.fields[name] = self._field(self._number("I"))
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        alignment = self.fields.get("general.alignment")
-        align = alignment.parts[0][0] if alignment else 32
+        align = self._alignment()
         start = -(-self._at // align) * align
         self.tensors = [self._tensor(start, *info) for info in infos]
+
+    def _alignment(self) -> int:
+        field = self.fields.get("general.alignment")
+        align = field.parts[0][0] if field and len(field.parts) else 32
+        if not isinstance(align, int) or align < 1:
+            raise struct.error(f"general.alignment is {align!r}")
+        return align
 
     def _field(self, kind: int) -> SimpleNamespace:
         if kind != _ARRAY:
@@ -97,8 +106,13 @@ class GGUFFile:
         if kind not in list(GGMLQuantizationType):
             _refuse("gguf-not-supported", self.path, f"tensor {name} has the unknown type {kind}")
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        if not shape or shape[-1] % block:
+            found = (
+                f"tensor {name} has shape {list(shape)}, in blocks of {block} along the last axis"
+            )
+            _refuse("gguf-damaged", self.path, found)
         rows = (*shape[:-1], shape[-1] // block * size)
-        begin, end = start + offset, start + offset + int(np.prod(rows))
+        begin, end = start + offset, start + offset + math.prod(rows)
         if end > len(self._bytes):
             found = f"{len(self._bytes)} bytes, but tensor {name} ends at byte {end}"
             _refuse("gguf-truncated", self.path, found)
@@ -147,6 +161,7 @@ def load_gguf(
     file = GGUFFile(path)
     try:
         header = _header(file)
+        _check_layers(file, header["config"])
         config = CONFIG_MAPPING[header["config"]["model_type"]].from_dict(header["config"])
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)
@@ -154,7 +169,8 @@ def load_gguf(
         model, loaded = type(skeleton).from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype, **REPORTING
         )
-    except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
+            ValueError) as error:  # fmt: skip
         _refuse("gguf-not-supported", path, f"{type(error).__name__}: {error}")
     refuse_incomplete(path, loaded)
     _note_dequantized(file)
@@ -185,8 +201,15 @@ def _header(file: GGUFFile) -> dict[str, Any]:
         if not name.startswith("tokenizer.") or name == "tokenizer.ggml.tokens"
     }
     reader = SimpleNamespace(fields=used, tensors=file.tensors)
-    with mock.patch("gguf.GGUFReader", return_value=reader):
+    with _LOCK, mock.patch("gguf.GGUFReader", return_value=reader):
         return load_gguf_checkpoint(str(file.path))
+
+
+def _check_layers(file: GGUFFile, config: dict[str, Any]) -> None:
+    """ValueError for more layers than there are tensors; an empty model would be made of them."""
+    layers = config.get("num_hidden_layers", 0)
+    if not 0 <= layers <= len(file.tensors):
+        raise ValueError(f"{layers} layers and {len(file.tensors)} tensors")
 
 
 def _tensors(

@@ -109,7 +109,11 @@ def tune(
         raise _error("work-dir", message, "give a folder, or a new name") from error
     common = runner, str(device), trials, time_budget, log, work_dir / "database", progress
     run = Run(*common) if isinstance(device, str) else StaticRun(*common, modelled=device)
-    run.all(tasks)
+    try:
+        run.all(tasks)
+    except OSError as error:
+        message = f"cannot write to {work_dir}: {error}"
+        raise _error("work-dir", message, "make room there: a later call goes on") from error
     progress(run.table(tasks))
     run.raise_invalid(tasks)
     return run.database
