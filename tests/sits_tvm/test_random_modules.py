@@ -24,7 +24,10 @@ from sits_tvm.pipeline import fusion_passes, graph_passes
 from sits_tvm.report import Report
 
 SPEC = QuantSpec(group_size=32)
-CONFIGS = {"float": Config(), "int4": Config(quant=SPEC, quantize_embedding=True, quantize_head=True)}
+CONFIGS = {
+    "float": Config(),
+    "int4": Config(quant=SPEC, quantize_embedding=True, quantize_head=True),
+}
 NOT_IDEMPOTENT = ("QuantizeMatmulWeights",)
 """An embedding table in INT4 is none any more: a product that read it too is no head then."""
 SEEDS = st.integers(0, 2**32 - 1)
