@@ -19,9 +19,10 @@ from sits_tvm import Config, QuantSpec, SitsError
 QUANT = Config(quant=QuantSpec(group_size=32, symmetric=False))
 
 
-@pytest.fixture
-def built(rng):
-    return sits_tvm.build(Mlp, "llvm -mcpu=native", params=mlp_params(rng), config=QUANT)
+@pytest.fixture(scope="module")
+def built():
+    params = mlp_params(np.random.default_rng(0))
+    return sits_tvm.build(Mlp, "llvm -mcpu=native", params=params, config=QUANT)
 
 
 def run(executable, x):

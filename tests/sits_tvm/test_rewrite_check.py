@@ -17,8 +17,8 @@ from sits_tvm.rewrite_check import check_rewrite, checked
 from sits_tvm.rewrite_check.regions import changed_regions
 
 
-def module(dtype="float32"):
-    """Two layers with a causal attention of 4 and 2 heads; the mask is an argument."""
+def module(dtype="float32", layers=2):
+    """Layers with a causal attention of 4 and 2 heads; the mask is an argument."""
     b, s = T.int64(), T.int64()
     x = relax.Var("x", relax.TensorType((b, 4, s, 8), dtype))
     k = relax.Var("k", relax.TensorType((b, 2, s, 8), dtype))
@@ -27,7 +27,7 @@ def module(dtype="float32"):
     with bb.function("main", [x, k, mask]):
         with bb.dataflow():
             out = x
-            for _ in range(2):
+            for _ in range(layers):
                 q = bb.emit(relax.op.tanh(out))
                 v = bb.emit(relax.op.exp(k))
                 out = bb.emit(attention(q, k, v, mask, causal=0, empty_row="zero"))
@@ -68,7 +68,7 @@ def test_a_right_rewrite_is_right_on_every_draw():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_limits_follow_the_dtype(dtype):
-    mod = module(dtype=dtype)
+    mod = module(dtype=dtype, layers=1)
     rows = check_rewrite(mod, LowerAttention()(mod), run_on_host)
     assert all(0 < row.difference <= row.limit < 0.5 for row in rows), rows
 
@@ -103,7 +103,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_rewrite_is_an_error(name):
-    mod = module()
+    mod = module(layers=1)
     report = Report()
 
     @tvm.transform.module_pass(opt_level=0, name="Wrong")
@@ -112,10 +112,10 @@ def test_a_wrong_rewrite_is_an_error(name):
 
     with collect() as found:
         checked(wrong, run_on_host, report)(mod)
-    assert [d.code for d in found] == ["rewrite-changes-values"] * 2
+    assert [d.code for d in found] == ["rewrite-changes-values"]
     assert "Wrong changed the value of" in found[0].message
     assert found[0].function == "main"
-    assert len(report.rewrite_checks) == 2
+    assert len(report.rewrite_checks) == 1
     assert Report.from_json(report.to_json()).rewrite_checks == report.rewrite_checks
 
 

@@ -1,6 +1,7 @@
 """Builds in which products of one input are one call, with their weights stacked."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import sits_tvm
-from sits_tvm import Config, QuantSpec
+from sits_tvm import Config
 from sits_tvm.report import Report
 
 QUANT = Config(quant=replace(G32, activation="int8"))
@@ -40,12 +41,20 @@ class Attention(torch.nn.Module):
         return self.o(y.transpose(1, 2).reshape(b, s, 64))
 
 
+@cache
 def imported(dtype=torch.float32):
     torch.manual_seed(0)
     model = Attention().to(dtype).eval()
     dims = {"x": dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)}
     x = torch.randn(2, 5, 64, dtype=dtype)
     return model, *sits_tvm.from_torch(model, (x,), dynamic_shapes=dims)
+
+
+@cache
+def built_with(activation, dtype=torch.float32):
+    _, mod, params = imported(dtype)
+    config = Config(quant=replace(G32, activation=activation))
+    return sits_tvm.build(mod, CPU, params=params, config=config)
 
 
 def exact(model, spec):
@@ -61,9 +70,8 @@ def exact(model, spec):
 @pytest.mark.parametrize("shape", [(1, 1, 64), (1, 7, 64), (3, 40, 64), (2, 0, 64)])
 @pytest.mark.parametrize("activation", [None, "int8"])
 def test_right_for_every_batch_and_length(shape, activation):
-    model, mod, params = imported()
-    spec = QuantSpec(group_size=32, symmetric=False, activation=activation)
-    built = sits_tvm.build(mod, CPU, params=params, config=Config(quant=spec))
+    model, _, _ = imported()
+    built = built_with(activation)
     assert len(built.report.stacked) == (activation == "int8")
     x = torch.randn(shape)
     vm = relax.VirtualMachine(built, tvm.cpu())
@@ -80,9 +88,8 @@ def test_int4_activations_stack_their_weights_too():
     assert [list(row.names) for row in report.stacked] == [QKV]
 
 
-def test_says_which_weights_became_one_call(tmp_path):
-    _, mod, params = imported()
-    built = sits_tvm.build(mod, CPU, params=params, config=QUANT)
+def test_says_which_weights_became_one_call():
+    built = built_with("int8")
     (row,) = built.report.stacked
     assert (row.function, list(row.names), row.reason) == ("main", QKV, "")
     assert "products of one input: 1 calls with stacked weights" in str(built.report)
@@ -90,8 +97,7 @@ def test_says_which_weights_became_one_call(tmp_path):
 
 
 def test_saved_and_loaded_it_is_the_same(tmp_path):
-    _, mod, params = imported()
-    built = sits_tvm.build(mod, CPU, params=params, config=QUANT)
+    built = built_with("int8")
     name = "+".join(QKV)
     assert {f"{name}.{part}" for part in ("codes", "scale", "zero_point")} < built.params.keys()
     loaded = sits_tvm.load(built.save(tmp_path / "saved"))
@@ -106,7 +112,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_executable_packs_as_the_build_does(dtype):
     _, mod, params = imported(dtype)
-    with_params = sits_tvm.build(mod, CPU, params=params, config=QUANT)
+    with_params = built_with("int8", dtype)
     marked = mod.clone()
     marked["main"] = mod["main"].with_attr("num_input", 1)
     without = sits_tvm.build(marked, CPU, config=QUANT)
