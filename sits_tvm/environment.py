@@ -14,8 +14,8 @@ from pathlib import Path
 import tvm
 from tvm.target import codegen
 
-from ._nvcc import REMEDY, find_toolkit
 from ._target_cpu import cores
+from .device_code.nvcc import REMEDY, find_toolkit
 from .report_tables import render_table
 
 

@@ -10,9 +10,9 @@ from tvm.ir import IRModule
 from tvm.s_tir import dlight
 
 from sits_tvm import QuantSpec, parse_target
-from sits_tvm._nvcc import compile_text, read_log
-from sits_tvm._sass import disassemble
 from sits_tvm.device_code import cuda_sources, find_toolkit, record_launches
+from sits_tvm.device_code.nvcc import compile_text, read_log
+from sits_tvm.device_code.sass import disassemble
 from sits_tvm.tuning.static_model import KernelLaunch
 from tir_schedules.matmul.int4_matmul import int4_matmul
 

@@ -5,7 +5,7 @@ Counted in the main loop, per thread; every weight is decoded once per tile of r
 
 from collections import namedtuple
 
-from sits_tvm._sass_pipes import demand
+from sits_tvm.device_code.sass_pipes import demand
 from sits_tvm.tuning.static_model import KernelLaunch
 
 Yardstick = namedtuple(

@@ -13,12 +13,12 @@ from pathlib import Path
 import tvm
 from tvm.ir import IRModule
 
-from sits_tvm._launches import Launch, record_launches
-from sits_tvm._nvcc import Toolkit, compile_text, read_log, read_waits
-from sits_tvm._sass import Instruction, disassemble
-from sits_tvm._sass_loops import MMA, times_executed, trips_for
-from sits_tvm._sass_pipes import Demand, demand, multiply_adds, opcode_counts
 from sits_tvm.device_code import cuda_sources
+from sits_tvm.device_code.launches import Launch, record_launches
+from sits_tvm.device_code.nvcc import Toolkit, compile_text, read_log, read_waits
+from sits_tvm.device_code.sass import Instruction, disassemble
+from sits_tvm.device_code.sass_loops import MMA, times_executed, trips_for
+from sits_tvm.device_code.sass_pipes import Demand, demand, multiply_adds, opcode_counts
 from sits_tvm.diagnostics import SitsError
 from tir_schedules import scheduling_passes
 from tir_schedules.records.space import with_parameters

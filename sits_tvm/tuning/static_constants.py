@@ -1,4 +1,4 @@
-"""The numbers of the static model, but for the rates of pipes, which `_sass_pipes` has.
+"""The numbers of the static model, but for the rates of pipes, which `sass_pipes` has.
 
 Each is written down once, so that one run on a device can calibrate the model. A change of any of
 them, or of the model, is a new `MODEL_VERSION`: estimates of different versions do not compare.

@@ -11,9 +11,9 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from sits_tvm._nvcc import REMEDY
 from sits_tvm.config import Config
 from sits_tvm.device_code import require_toolkit
+from sits_tvm.device_code.nvcc import REMEDY
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.driver import unscheduled
 from sits_tvm.environment import cpu_name

@@ -1,6 +1,6 @@
 """Machine code written down as text."""
 
-from sits_tvm._sass import Instruction
+from sits_tvm.device_code.sass import Instruction
 
 
 def sass(*lines):

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cuda_sources import needs_nvcc
 
-from sits_tvm import _cubin_cache as cache
-from sits_tvm import _nvcc, device_code
+from sits_tvm.device_code import check, nvcc
+from sits_tvm.device_code import cubin_cache as cache
 from sits_tvm.diagnostics import SitsError
 
 KERNEL = 'extern "C" __global__ void add_kernel(int* x) {\n  x[0] += 1;\n}\n'
@@ -26,17 +26,17 @@ def files(folder):
 
 @needs_nvcc
 def test_nvcc_runs_once_for_a_text(folder, tmp_path, monkeypatch):
-    tools, commands, run = _nvcc.find_toolkit(), [], _nvcc._run
+    tools, commands, run = nvcc.find_toolkit(), [], nvcc._run
 
     def noted(command, *limits):
         commands.append(command)
         return run(command, *limits)
 
     def compile_(source, arch="sm_90"):
-        cubin, log = _nvcc.compile_text(tools, arch, source, tmp_path)
-        return cubin.read_bytes(), list(_nvcc.read_log(log))
+        cubin, log = nvcc.compile_text(tools, arch, source, tmp_path)
+        return cubin.read_bytes(), list(nvcc.read_log(log))
 
-    monkeypatch.setattr(_nvcc, "_run", noted)
+    monkeypatch.setattr(nvcc, "_run", noted)
     first = compile_(KERNEL)
     compilations = [c for c in commands if "-cubin" in c]
     assert compile_(KERNEL) == first
@@ -48,10 +48,10 @@ def test_nvcc_runs_once_for_a_text(folder, tmp_path, monkeypatch):
 
 @needs_nvcc
 def test_errors_are_not_kept(folder, tmp_path):
-    tools = _nvcc.find_toolkit()
+    tools = nvcc.find_toolkit()
     for _ in range(2):
         with pytest.raises(SitsError, match="add_kernel does not compile"):
-            _nvcc.compile_text(tools, "sm_90", KERNEL.replace("x[0]", "y[0]"), tmp_path)
+            nvcc.compile_text(tools, "sm_90", KERNEL.replace("x[0]", "y[0]"), tmp_path)
     assert not folder.exists()
 
 
@@ -109,9 +109,9 @@ def test_every_cubin_has_counts_of_its_own(folder, tmp_path, monkeypatch):
     def disassemble(_, cubin):
         return {cubin.read_text(): []}
 
-    monkeypatch.setattr(device_code, "version", lambda tool: "nvdisasm")
-    monkeypatch.setattr(device_code._sass, "disassemble", disassemble)
+    monkeypatch.setattr(check, "version", lambda tool: "nvdisasm")
+    monkeypatch.setattr(check.sass, "disassemble", disassemble)
     for name in ("first", "second", "first"):
         cubin = tmp_path / "kernels.cubin"
         cubin.write_text(name)
-        assert device_code._counts(tmp_path, cubin) == {name: [{}, {}]}
+        assert check._counts(tmp_path, cubin) == {name: [{}, {}]}

@@ -14,7 +14,6 @@ from tvm.support import nvcc
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
-from sits_tvm._nvcc import PTXAS_OPTIONS
 from sits_tvm.device_code import (
     Launch,
     check_device_code,
@@ -22,6 +21,7 @@ from sits_tvm.device_code import (
     find_toolkit,
     record_launches,
 )
+from sits_tvm.device_code.nvcc import PTXAS_OPTIONS
 from sits_tvm.diagnostics import collect
 from sits_tvm.quick_parsing import load_tensor_intrinsics
 from sits_tvm.report import Kernel, Report

@@ -4,7 +4,6 @@ import pytest
 from cuda_sources import Linear, holding, needs_nvcc
 
 import sits_tvm
-from sits_tvm import device_code
 from sits_tvm.device_code import Launch, check_launches, compile_device_code
 from sits_tvm.diagnostics import SitsError
 
@@ -83,7 +82,7 @@ def test_launches_beyond_the_hardware_are_refused_before_nvcc():
 
 
 def test_without_nvcc_a_build_stops_first_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(device_code, "find_toolkit", lambda: None)
+    monkeypatch.setattr("sits_tvm.device_code.check.find_toolkit", lambda: None)
     monkeypatch.setattr("sits_tvm.driver.run_graph_passes", None)  # would be called next
     with pytest.raises(SitsError, match="nvcc-missing") as caught:
         sits_tvm.build(Linear, "cuda -arch=sm_90")

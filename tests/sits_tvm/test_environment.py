@@ -3,7 +3,8 @@ from importlib import metadata
 import tvm
 from tvm.target import codegen
 
-from sits_tvm import _nvcc, environment
+from sits_tvm import environment
+from sits_tvm.device_code import nvcc
 from sits_tvm.environment import describe, table
 
 
@@ -30,17 +31,17 @@ def test_names_what_is_missing_and_the_remedy(monkeypatch):
 
 
 def test_toolkit_is_found_by_environment_variable_and_path(monkeypatch, tmp_path):
-    monkeypatch.setattr(_nvcc.sys, "path", [])
+    monkeypatch.setattr(nvcc.sys, "path", [])
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert _nvcc.find_toolkit() is None
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\n")
-    nvcc.chmod(0o755)
+    assert nvcc.find_toolkit() is None
+    tool = tmp_path / "bin" / "nvcc"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert _nvcc.find_toolkit() == _nvcc.Toolkit(nvcc, None)
+    assert nvcc.find_toolkit() == nvcc.Toolkit(tool, None)
     monkeypatch.delenv("CUDA_HOME")
-    monkeypatch.setenv("PATH", str(nvcc.parent))
-    assert _nvcc.find_toolkit() == _nvcc.Toolkit(nvcc, None)
+    monkeypatch.setenv("PATH", str(tool.parent))
+    assert nvcc.find_toolkit() == nvcc.Toolkit(tool, None)

@@ -2,8 +2,8 @@
 
 from sass_text import sass
 
-from sits_tvm._sass import count
-from sits_tvm._sass_loops import main_loop
+from sits_tvm.device_code.sass import count
+from sits_tvm.device_code.sass_loops import main_loop
 
 
 def test_main_loop_is_the_innermost_that_multiplies():

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cuda_sources import needs_nvcc
 
-from sits_tvm._nvcc import compile_text, find_toolkit
-from sits_tvm._sass import disassemble
-from sits_tvm._sass_loops import _successors, find_loops, times_executed
+from sits_tvm.device_code.nvcc import compile_text, find_toolkit
+from sits_tvm.device_code.sass import disassemble
+from sits_tvm.device_code.sass_loops import _successors, find_loops, times_executed
 
 KERNELS = {
     "ways": r"""

@@ -7,9 +7,15 @@ import pytest
 from cuda_sources import needs_nvcc
 from sass_text import sass
 
-from sits_tvm._nvcc import compile_text, find_toolkit
-from sits_tvm._sass import count, disassemble
-from sits_tvm._sass_loops import executed, executed_for, find_loops, times_executed, trips_for
+from sits_tvm.device_code.nvcc import compile_text, find_toolkit
+from sits_tvm.device_code.sass import count, disassemble
+from sits_tvm.device_code.sass_loops import (
+    executed,
+    executed_for,
+    find_loops,
+    times_executed,
+    trips_for,
+)
 
 NESTED = sass(
     "MOV R1,RZ",  # 0x00

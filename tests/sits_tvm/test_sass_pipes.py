@@ -3,7 +3,7 @@
 import pytest
 from sass_text import sass
 
-from sits_tvm._sass_pipes import demand, multiply_adds, opcode_counts, width
+from sits_tvm.device_code.sass_pipes import demand, multiply_adds, opcode_counts, width
 
 
 def pipes(opcode, arch="sm_90"):

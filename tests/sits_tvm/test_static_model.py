@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sits_tvm._sass_pipes import demand
+from sits_tvm.device_code.sass_pipes import demand
 from sits_tvm.tuning.static_constants import A100, H100, H200, MODEL_VERSION, device_of
 from sits_tvm.tuning.static_model import (
     Estimate,

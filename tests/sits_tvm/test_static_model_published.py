@@ -5,8 +5,8 @@ from cuda_sources import needs_nvcc
 from dlight_gemv import dlight_gemv
 from int4_yardsticks import YARDSTICKS, yardstick_demand, yardstick_launch
 
-from sits_tvm._sass_loops import times_executed
-from sits_tvm._sass_pipes import demand, opcode_counts
+from sits_tvm.device_code.sass_loops import times_executed
+from sits_tvm.device_code.sass_pipes import demand, opcode_counts
 from sits_tvm.tuning.static_constants import A100, H100, H200
 from sits_tvm.tuning.static_model import estimate, is_tie
 from sits_tvm.tuning.static_rejections import rejections

@@ -8,10 +8,10 @@ from cuda_sources import needs_nvcc
 from dlight_gemv import dlight_gemv
 
 from sits_tvm import parse_target
-from sits_tvm._sass import count
-from sits_tvm._sass_loops import MMA, main_loop, times_executed
-from sits_tvm._sass_pipes import demand, opcode_counts
 from sits_tvm.device_code import find_toolkit
+from sits_tvm.device_code.sass import count
+from sits_tvm.device_code.sass_loops import MMA, main_loop, times_executed
+from sits_tvm.device_code.sass_pipes import demand, opcode_counts
 from sits_tvm.tuning.static_code import (
     compile_kernels,
     estimates,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from sass_text import sass
 
-from sits_tvm._sass_loops import times_executed
+from sits_tvm.device_code.sass_loops import times_executed
 from sits_tvm.tuning.static_constants import A100, H200
 from sits_tvm.tuning.static_model import KernelLaunch
 from sits_tvm.tuning.static_rejections import rejections

@@ -7,9 +7,9 @@ import pytest
 from cuda_sources import needs_nvcc
 
 from sits_tvm import parse_target
-from sits_tvm._sass_loops import times_executed, trips_for
-from sits_tvm._sass_pipes import multiply_adds, opcode_counts
 from sits_tvm.device_code import find_toolkit
+from sits_tvm.device_code.sass_loops import times_executed, trips_for
+from sits_tvm.device_code.sass_pipes import multiply_adds, opcode_counts
 from sits_tvm.tuning.static_code import compile_kernels, judge, lower_candidate, reasons, screen
 from sits_tvm.tuning.static_constants import H200
 from sits_tvm.tuning.static_run import StaticRun

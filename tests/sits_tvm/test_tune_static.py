@@ -269,7 +269,7 @@ def test_refuses(estimated, tmp_path, monkeypatch):
     assert (found.code, "none for llvm" in found.message) == ("runner", True)
     found = refusal(linear(1), "cuda -arch=sm_89", **good, runner="static")
     assert (found.code, "no static model of 'sm_89'" in found.message) == ("no-static-model", True)
-    monkeypatch.setattr("sits_tvm.device_code.find_toolkit", lambda: None)
+    monkeypatch.setattr("sits_tvm.device_code.check.find_toolkit", lambda: None)
     assert refusal(linear(1), GPU, **good, runner="static").code == "nvcc-missing"
 
 

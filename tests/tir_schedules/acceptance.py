@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from int4_yardsticks import YARDSTICKS
 
-from sits_tvm._sass import count
-from sits_tvm._sass_loops import MMA, find_loops, main_loop, times_executed, trips_for
-from sits_tvm._sass_pipes import multiply_adds
+from sits_tvm.device_code.sass import count
+from sits_tvm.device_code.sass_loops import MMA, find_loops, main_loop, times_executed, trips_for
+from sits_tvm.device_code.sass_pipes import multiply_adds
 from sits_tvm.report_tables import render_table
 from sits_tvm.tuning.static_constants import H200
 from sits_tvm.tuning.static_model import resident_blocks

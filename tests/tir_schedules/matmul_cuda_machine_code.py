@@ -11,9 +11,9 @@ import tvm
 from matmul_cuda_runs import layout_of, plain, scheduled
 
 from sits_tvm import parse_target
-from sits_tvm._sass import Instruction, count, disassemble
-from sits_tvm._sass_loops import MMA, find_loops, times_executed, trips_for
 from sits_tvm.device_code import compile_device_code, find_toolkit, record_launches
+from sits_tvm.device_code.sass import Instruction, count, disassemble
+from sits_tvm.device_code.sass_loops import MMA, find_loops, times_executed, trips_for
 from tir_schedules.matmul_cuda.rule import TensorCoreMatmul
 from tir_schedules.matmul_cuda.tile import Tile
 

@@ -6,7 +6,7 @@ import pytest
 from acceptance import accept, products
 from dlight_gemv import dlight_gemv
 
-from sits_tvm._sass import Instruction
+from sits_tvm.device_code.sass import Instruction
 from sits_tvm.tuning.static_model import KernelLaunch
 
 LAUNCH = KernelLaunch(

@@ -9,10 +9,10 @@ from matmul_cuda_machine_code import machine_code
 from matmul_cuda_runs import layout_of, plain, scheduled
 
 from sits_tvm import parse_target
-from sits_tvm._sass import count
-from sits_tvm._sass_loops import MMA
-from sits_tvm._sass_pipes import width
 from sits_tvm.device_code import compile_device_code
+from sits_tvm.device_code.sass import count
+from sits_tvm.device_code.sass_loops import MMA
+from sits_tvm.device_code.sass_pipes import width
 from sits_tvm.diagnostics import collect
 
 SLOW = pytest.mark.slow

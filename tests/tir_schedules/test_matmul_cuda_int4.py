@@ -23,7 +23,7 @@ from matmul_cuda_runs import (
 from test_matmul_cuda_faults import edited
 
 from sits_tvm import parse_target
-from sits_tvm._sass_pipes import multiply_adds
+from sits_tvm.device_code.sass_pipes import multiply_adds
 from tir_schedules.int4_format.packing import unpack
 from tir_schedules.matmul_cuda.rule import TensorCoreMatmul, _recognise
 from tir_schedules.matmul_cuda.spaces import tile_fault

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._cubin_cache import cache_key, read_cubin, write_cubin
-from ._launches import prim_func_of
-from .diagnostics import Diagnostic, SitsError
+from ..diagnostics import Diagnostic, SitsError
+from .cubin_cache import cache_key, read_cubin, write_cubin
+from .launches import prim_func_of
 
 REMEDY = "pip install 'sits_tvm[cuda]' brings NVIDIA's compiler and nvdisasm; no GPU is needed"
 

@@ -17,24 +17,12 @@ from tvm import relax
 from tvm.runtime import Module
 from tvm.target import Target
 
-from . import _sass, _sass_loops
-from ._cubin_cache import Counts, cache_key, read_counts, write_counts
-from ._launches import Launch, check_launches, prim_func_of, record_launches
-from ._nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log, read_waits, version
-from .diagnostics import Diagnostic, SitsError, emit
-from .report import Kernel, Report
-
-__all__ = [
-    "DeviceCode",
-    "Launch",
-    "Toolkit",
-    "check_device_code",
-    "check_launches",
-    "compile_device_code",
-    "find_toolkit",
-    "record_launches",
-    "require_toolkit",
-]
+from ..diagnostics import Diagnostic, SitsError, emit
+from ..report import Kernel, Report
+from . import sass, sass_loops
+from .cubin_cache import Counts, cache_key, read_counts, write_counts
+from .launches import Launch, check_launches, prim_func_of
+from .nvcc import REMEDY, Toolkit, compile_text, find_toolkit, read_log, read_waits, version
 
 
 @dataclass(frozen=True)
@@ -147,20 +135,20 @@ def _kernels(
 
 def _counts(nvdisasm: Path, cubin: Path) -> Counts:
     """Of every kernel of a cubin; kept for as long as the code that counts is the same."""
-    code = map(inspect.getsource, (_sass, _sass_loops))
+    code = map(inspect.getsource, (sass, sass_loops))
     key = cache_key(version(nvdisasm), *code, cubin.read_bytes().hex())
     counts = read_counts(key)
     if counts is None:
         counts = {
-            name: [_count(lines), _count(_sass_loops.main_loop(lines))]
-            for name, lines in _sass.disassemble(nvdisasm, cubin).items()
+            name: [_count(lines), _count(sass_loops.main_loop(lines))]
+            for name, lines in sass.disassemble(nvdisasm, cubin).items()
         }
         write_counts(key, counts)
     return counts
 
 
-def _count(lines: Sequence[_sass.Instruction]) -> dict[str, int]:
-    return _sass.count(lines) if lines else {}
+def _count(lines: Sequence[sass.Instruction]) -> dict[str, int]:
+    return sass.count(lines) if lines else {}
 
 
 def _described(name: str, launches: Mapping[str, Launch]) -> Kernel:

@@ -20,8 +20,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ._sass import Instruction
-from ._sass_loops import MMA
+from .sass import Instruction
+from .sass_loops import MMA
 
 WARP = 32
 PER_SCHEDULER = ("issue", "alu", "fma", "fma_heavy", "half", "xu", "fp64", "tensor")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ._sass import Instruction, count
+from .sass import Instruction, count
 
 MMA = ("HMMA", "IMMA", "DMMA", "BMMA", "HGMMA", "IGMMA", "QGMMA")
 """Families of instructions for tensor cores."""

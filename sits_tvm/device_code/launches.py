@@ -16,9 +16,9 @@ from tvm.ir import Call, Op
 from tvm.ir.instrument import pass_instrument
 from tvm.sym import Analyzer
 
-from ._pass_context import with_instruments
-from ._target_gpu import STATIC_SHARED_MEMORY, shared_memory_limit
-from .diagnostics import Diagnostic, raise_errors
+from .._pass_context import with_instruments
+from .._target_gpu import STATIC_SHARED_MEMORY, shared_memory_limit
+from ..diagnostics import Diagnostic, raise_errors
 
 _THREADS = 1024
 _DYNAMIC = "tirx.use_dyn_shared_memory"
