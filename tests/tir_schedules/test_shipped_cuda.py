@@ -181,7 +181,9 @@ def test_code_of_another_shape_gives_the_same_estimate(tmp_path, arch, rows):
         if space.default_values != values:
             continue
         shared, own = trials_of(task, values, run)
-        assert shared.seconds == pytest.approx(own.seconds, rel=0.03), str(task)
+        assert shared.failure == own.failure, str(task)
+        if own.seconds is not None:
+            assert shared.seconds == pytest.approx(own.seconds, rel=0.03), str(task)
     assert len(run.known) <= compiled + 2
 
 
