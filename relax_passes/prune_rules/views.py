@@ -173,10 +173,10 @@ def _reshaped(source: relax.Expr, shape: Sequence[Index]) -> relax.Call:
         elif is_integer(extent, 1):
             axes.append(axis)
     is_insertion = not kept and len(axes) + source.ty.ndim == len(shape)
+    if is_insertion:
+        return R.expand_dims(source, axes)
     # In a list of numbers, 0 would stand for the extent of `source`.
-    return (
-        R.expand_dims(source, axes) if is_insertion else R.reshape(source, relax.ShapeExpr(shape))
-    )
+    return R.reshape(source, relax.ShapeExpr(list(shape)))
 
 
 def _is_reshape(chain: Chain, dims: Sequence[Index], at: Sequence[Index]) -> bool:

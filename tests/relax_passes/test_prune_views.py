@@ -72,6 +72,14 @@ def test_chains_that_are_one_move_become_it(name):
     assert_same_values(mod, out, (2, 5), (1, 1), exact=True)
 
 
+def test_extents_of_0_are_no_signs_for_others():
+    steps = [("reshape", relax.ShapeExpr([2, 0])), ("reshape", relax.ShapeExpr([3, 0]))]
+    mod = function(chain(*steps), tensor(5, 0))
+    out, rows = prune(mod, "views")
+    assert [row.reason for row in rows] == ["2 reshapes of `a0` are one"]
+    assert out["main"].ret_ty == mod["main"].ret_ty
+
+
 def field(shape, axis, index, *between):
     """Field `index` of `axis` after a reshape."""
 
