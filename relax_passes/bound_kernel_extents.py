@@ -97,7 +97,7 @@ def _extents_of_calls(mod: IRModule, func: relax.Function) -> Iterator[tuple[Glo
     tvm_ffi.structural_walk(func.body, (relax.Call, calls.append))
     analyzer = bounded_analyzer(func)
     for call in calls:
-        kernel = call.args[0] if call.args else None
+        kernel = call.op if isinstance(call.op, GlobalVar) else next(iter(call.args), None)
         if not isinstance(kernel, GlobalVar) or not isinstance(mod[kernel], tirx.PrimFunc):
             continue
         is_plain = getattr(call.op, "name", "") == _CALL_TIR

@@ -89,8 +89,30 @@ class InPlace:
         return y
 
 
-def test_leaves_calls_of_another_kind_alone():
-    assert_structural_equal(BoundKernelExtents()(InPlace), InPlace)
+@I.ir_module
+class Direct:
+    @T.prim_func(private=True, s_tir=True)
+    def twice(x: T.handle, y: T.handle):
+        m = T.int64()
+        X, Y = T.match_buffer(x, (m, 4)), T.match_buffer(y, (m, 4))
+        for i, j in T.grid(m, 4):
+            with T.sblock("twice"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = X[vi, vj] + X[vi, vj]
+
+    @R.function(pure=False)
+    def main(x: R.Tensor(("s", 4), "float32"), z: R.Tensor(("t", 4), "float32")):
+        s = T.int64()
+        R.func_attr({"tir_var_upper_bound": {"s": 8}})
+        cls = Direct
+        y = R.call_tir(cls.twice, (x,), out_ty=R.Tensor((s, 4), "float32"))
+        _ = cls.twice(z, z)
+        return y
+
+
+@pytest.mark.parametrize("mod", [InPlace, Direct])
+def test_leaves_calls_of_another_kind_alone(mod):
+    assert_structural_equal(BoundKernelExtents()(mod), mod)
 
 
 def legalized(bound):
