@@ -15,7 +15,7 @@ from typing import Any
 from tvm.ir import load_json
 from tvm_ffi import core
 
-_NEVER_NULL = ("op", "args", "values", "fields", "bindings", "blocks", "params", "body", "var")
+_NEVER_NULL = {"op", "args", "values", "fields", "bindings", "blocks", "params", "body", "var"}
 _CONTAINERS = ("ffi.Array", "ffi.Map", "ffi.List", "ffi.Dict")
 
 
@@ -34,7 +34,7 @@ def read_json_module(path: Path) -> Any:
         for name, value in _references(node):
             if type(value) is not int or not 0 <= value < number:
                 raise ValueError(f"object {number}, {node['type']}: {name} is {value!r}")
-            if name in _NEVER_NULL and _is_null(nodes, value):
+            if name in _NEVER_NULL - _optional(node["type"]) and _is_null(nodes, value):
                 raise ValueError(f"object {number}, {node['type']}: {name} is null")
     return load_json(text)
 
@@ -61,14 +61,23 @@ def _references(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         )
 
 
-@cache
 def _numbers(kind: str) -> frozenset[str]:
     """The fields of a type that hold a number themselves."""
+    return _fields(kind, "int")
+
+
+def _optional(kind: str) -> frozenset[str]:
+    """The fields of a type that may be null, as `params` of a function of unknown type."""
+    return _fields(kind, "Optional")
+
+
+@cache
+def _fields(kind: str, schema: str) -> frozenset[str]:
     names = set()
     info: Any = core._lookup_or_register_type_info_from_type_key(kind)
     while info is not None:
         for field in info.fields:
-            if json.loads(field.metadata.get("type_schema", "{}")).get("type") == "int":
+            if json.loads(field.metadata.get("type_schema", "{}")).get("type") == schema:
                 names.add(field.name)
         info = info.parent_type_info
     return frozenset(names)

@@ -7,6 +7,7 @@ Python. Here both are errors. Imports torch.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import threading
 import zipfile
@@ -20,7 +21,9 @@ from unittest import mock
 import torch
 from torch.export.pt2_archive import _package
 
-# The functions are replaced for all threads, one block at a time.
+from sits_tvm.frontends._this_thread import in_this_thread
+
+# The functions are replaced in modules that all threads share, one block at a time.
 _LOCK = threading.RLock()
 _MOST_BYTES_PER_BYTE = 100
 """Of a compressed entry."""
@@ -50,18 +53,19 @@ def _without_pickle() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise ValueError("it holds a pickled object, which reading it would run")
 
-    load = torch.load
+    with _LOCK:
+        load, load_object = torch.load, torch._C._pickle_load_obj
+        loads = in_this_thread(refuse, pickle.loads)
 
-    def load_tensors(*args: Any, **options: Any) -> Any:
-        return load(*args, **{**options, "weights_only": True})
+        def load_tensors(*args: Any, **options: Any) -> Any:
+            return load(*args, **{**options, "weights_only": True})
 
-    with (
-        _LOCK,
-        mock.patch.object(torch, "load", load_tensors),
-        mock.patch.object(torch._C, "_pickle_load_obj", refuse),
-        mock.patch.object(_package, "pickle", SimpleNamespace(loads=refuse)),
-    ):
-        yield
+        with (
+            mock.patch.object(torch, "load", in_this_thread(load_tensors, load)),
+            mock.patch.object(torch._C, "_pickle_load_obj", in_this_thread(refuse, load_object)),
+            mock.patch.object(_package, "pickle", SimpleNamespace(loads=loads, dumps=pickle.dumps)),
+        ):
+            yield
 
 
 def _check_entries(path: Path) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from sits_tvm.diagnostics import Diagnostic, SitsError, emit
 from sits_tvm.frontends._gguf_blocks import Q4_0_BLOCK, dequantize_blocks, q4_0_parts
 from sits_tvm.frontends._stored_codes import StoredCodes
+from sits_tvm.frontends._this_thread import in_this_thread
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _AS_THEY_ARE = ("Q4_0", "F32", "F16", "BF16", "F64")
-_LOCK = threading.Lock()  # the reader of a file is put in the place of gguf's for all threads
+_LOCK = threading.Lock()  # the reader of a file is put in the place of gguf's, one at a time
 
 
 @dataclass
@@ -193,6 +194,7 @@ def refuse_incomplete(path: Path, loaded: dict[str, Any]) -> None:
 
 def _header(file: GGUFFile) -> dict[str, Any]:
     """transformers' reading of the metadata: {"config": …}; of the tokenizer only its size."""
+    import gguf
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     used = {
@@ -201,8 +203,10 @@ def _header(file: GGUFFile) -> dict[str, Any]:
         if not name.startswith("tokenizer.") or name == "tokenizer.ggml.tokens"
     }
     reader = SimpleNamespace(fields=used, tensors=file.tensors)
-    with _LOCK, mock.patch("gguf.GGUFReader", return_value=reader):
-        return load_gguf_checkpoint(str(file.path))
+    with _LOCK:
+        replaced = in_this_thread(lambda *_, **__: reader, gguf.GGUFReader)
+        with mock.patch.object(gguf, "GGUFReader", replaced):
+            return load_gguf_checkpoint(str(file.path))
 
 
 def _check_layers(file: GGUFFile, config: dict[str, Any]) -> None:

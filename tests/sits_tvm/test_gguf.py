@@ -1,6 +1,8 @@
 """GGUF files: a small one written with the gguf package, whole and damaged in every way."""
 
+import importlib
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -125,6 +127,22 @@ def test_reads_what_the_gguf_package_reads(file):
     assert [t.name for t in ours.tensors] == [t.name for t in theirs.tensors]
     for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
         np.testing.assert_array_equal(mine.data.reshape(-1), other.data.reshape(-1).view(np.uint8))
+
+
+def test_other_threads_read_with_the_gguf_package(file, monkeypatch):
+    """While transformers reads our header in its place."""
+    path, _ = file
+    hf = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    load, found = hf.load_gguf_checkpoint, []
+
+    def load_beside(*args):
+        with ThreadPoolExecutor() as pool:
+            found.append(pool.submit(gguf.GGUFReader, path).result())
+        return load(*args)
+
+    monkeypatch.setattr(hf, "load_gguf_checkpoint", load_beside)
+    load_gguf(path)
+    assert type(found[0]) is gguf.GGUFReader
 
 
 @pytest.mark.parametrize("dtype", [None, "float16"])

@@ -1,9 +1,11 @@
 """Files that are damaged, or made to harm: an error that says so, and no crash, hang or flood."""
 
 import json
+import pathlib
 import pickle
 import shutil
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import tvm
 import wrong_inputs
 from hostile_files import json_mutants, mutants, outcomes
 from random_modules import random_module
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import sits_tvm
 from sits_tvm import SitsError
@@ -155,6 +159,23 @@ def test_a_program_with_pickled_objects_does_not_run_them(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+def test_other_threads_unpickle_what_they_did(tmp_path):
+    """A user's own checkpoint of Python objects, beside a program that is being read."""
+    from sits_tvm.frontends._pt2 import _package, _without_pickle
+
+    torch.save({"date": pathlib.PurePosixPath("a")}, tmp_path / "own.pt")
+
+    def read():
+        assert _package.pickle.loads(_package.pickle.dumps(pathlib.Path)) is pathlib.Path
+        return torch.load(tmp_path / "own.pt", weights_only=False)
+
+    with _without_pickle(), ThreadPoolExecutor() as pool:
+        assert list(pool.submit(read).result()) == ["date"]
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(tmp_path / "own.pt", weights_only=False)
+    assert list(read()) == ["date"]
+
+
 def test_expressions_of_a_program_are_not_run(tmp_path):
     harm = f"open('{tmp_path / 'harm'}', 'w')"
 
@@ -220,6 +241,21 @@ def test_a_library_with_one_changed_bit_is_not_loaded(tmp_path):
         tmp_path / "model", "library.so", lambda data: data[:5000] + b"\x90" + data[5001:]
     )
     assert "error[library-not-loadable]" in refused(sits_tvm.load, path)
+
+
+@I.ir_module
+class Unknown:
+    @R.function(pure=False)
+    def main(x: R.Tensor((4,), "float32"), shape: R.Shape(ndim=2)):
+        R.func_attr({"num_input": 2})
+        y = R.call_packed("f", x, ty_args=R.Tensor((4,), "float32"))
+        return R.reshape(y, shape)
+
+
+def test_a_module_with_unknown_types_is_read(tmp_path):
+    """The parameters of a packed function are null, and the values of a shape."""
+    (path,) = write(tmp_path / "json", ".json", [tvm.ir.save_json(Unknown)])
+    tvm.ir.assert_structural_equal(_model(path)[0], Unknown)
 
 
 def test_a_module_that_refers_to_itself_is_refused(tmp_path):
