@@ -58,7 +58,7 @@ def read_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, StoredCodes]]:
     suffix, read = _METHODS[method]
     options = _checked(path, method, declared)
     tensors: dict[str, Tensor] = {}
-    for file in sorted(path.glob("*.safetensors")):
+    for file in _files(path):
         tensors |= read_safetensors(file)
     layers: dict[str, dict[str, np.ndarray]] = {
         name.removesuffix(suffix): {} for name in tensors if name.endswith(suffix)
@@ -73,6 +73,22 @@ def read_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, StoredCodes]]:
         else:
             others[name] = tensor
     return others, _read_layers(layers, options, read)
+
+
+def _files(path: Path) -> list[Path]:
+    """Of the weights, as transformers chooses them among others that lie there."""
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    indices = sorted(path.glob("*.safetensors.index.json"))
+    if indices:
+        return [
+            path / n for n in sorted({*json.loads(indices[0].read_text())["weight_map"].values()})
+        ]
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) > 1:
+        found = f"{path} has {', '.join(file.name for file in files)}, and no index of them"
+        _refuse(found, "add model.safetensors.index.json, or leave one file")
+    return files
 
 
 def _read_layers(

@@ -12,6 +12,7 @@ import math
 import struct
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import numpy as np
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, emit
 from sits_tvm.frontends._gguf_blocks import Q4_0_BLOCK, dequantize_blocks, q4_0_parts
+from sits_tvm.frontends._loaded_weights import REPORTING, refuse_incomplete, warn_unused
 from sits_tvm.frontends._stored_codes import StoredCodes
 from sits_tvm.frontends._this_thread import in_this_thread
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_AS_THEY_ARE = ("Q4_0", "F32", "F16", "BF16", "F64")
+_AS_THEY_ARE = ("F32", "F16", "BF16", "F64")
 _LOCK = threading.Lock()  # the reader of a file is put in the place of gguf's, one at a time
 
 
@@ -174,22 +176,8 @@ def load_gguf(
             ValueError) as error:  # fmt: skip
         _refuse("gguf-not-supported", path, f"{type(error).__name__}: {error}")
     refuse_incomplete(path, loaded)
-    _note_dequantized(file)
+    _note_dequantized(file, stored)
     return model, stored
-
-
-# transformers then returns what it did not find, which `refuse_incomplete` lists.
-REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-
-
-def refuse_incomplete(path: Path, loaded: dict[str, Any]) -> None:
-    """Raise for weights that transformers did not find in the file and made up at random."""
-    missing = [f"{name} is missing" for name in sorted(loaded["missing_keys"])]
-    wrong = [f"{n} has shape {tuple(a)}, not {tuple(b)}" for n, a, b in loaded["mismatched_keys"]]
-    if missing + wrong:
-        found = [f"{path}: {problem}" for problem in missing + wrong]
-        help_ = "download it again, all of it, with the config.json that belongs to it"
-        raise SitsError([Diagnostic.error("weights-incomplete", f, help=help_) for f in found])
 
 
 def _header(file: GGUFFile) -> dict[str, Any]:
@@ -226,7 +214,7 @@ def _tensors(
     processor = hf.TENSOR_PROCESSORS.get(architecture, hf.TensorProcessor)(config=header["config"])
     names = hf.get_gguf_hf_weights_map(skeleton, processor)
     header["tensors"] = {}  # where processors put what is not one tensor for one
-    stored = {}
+    stored, unused = {}, []
 
     def process(tensor: SimpleNamespace, weights: np.ndarray) -> Any:
         return processor.process(
@@ -244,19 +232,29 @@ def _tensors(
             if tensor.tensor_type.name == "Q4_0" and found.weights.ndim == 2:
                 codes, scale = (process(tensor, part).weights for part in q4_0_parts(tensor.data))
                 weight = StoredCodes(codes, scale, None, Q4_0_BLOCK)
-                if np.array_equal(weight.dequantized(), found.weights):  # else it did more
+                if _stands_for(weight, found.weights):  # else it did more, or turned it round
                     stored[name] = weight
+        elif found.name is not None:
+            unused.append(tensor.name)
+    warn_unused(file.path, unused)
     return header["tensors"], stored
 
 
-def _note_dequantized(file: GGUFFile) -> None:
+def _stands_for(weight: StoredCodes, values: np.ndarray) -> bool:
+    is_by_rows = weight.codes.shape[1] == weight.scale.shape[1] * weight.group_size
+    return is_by_rows and np.array_equal(weight.dequantized(), values)
+
+
+def _note_dequantized(file: GGUFFile, stored: Mapping[str, StoredCodes]) -> None:
     """Which types are not taken over as codes."""
     kinds = Counter(t.tensor_type.name for t in file.tensors)
+    kinds["Q4_0"] -= len(stored)
+    kinds = +kinds
     found = [f"{kind} ({count})" for kind, count in kinds.items() if kind not in _AS_THEY_ARE]
     if found:
         message = (
             f"{file.path.name}: tensors in {', '.join(found)} are dequantized, and rounded again "
-            "where Config.quant asks for INT4; only codes of Q4_0 are taken over"
+            "where Config.quant asks for INT4; only rows of Q4_0 are taken over"
         )
         emit(Diagnostic.note("gguf-dequantized", message))
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from tvm import IRModule, tirx
 
 from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.frontends._loaded_weights import REPORTING, refuse_incomplete, warn_unused
 from sits_tvm.frontends._packages import require
 from sits_tvm.frontends._packed_checkpoints import quantization_of, read_packed
 from sits_tvm.frontends._stored_codes import StoredCodes, with_stored_codes
-from sits_tvm.frontends.gguf import REPORTING, load_gguf, refuse_incomplete
+from sits_tvm.frontends.gguf import load_gguf
 from sits_tvm.frontends.torch import convert_exported_program, module_of
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ def _load_directory(path: Path, dtype: torch.dtype | None) -> Loaded:
     except Exception as error:
         _refuse("model-not-loaded", f"{path}: {type(error).__name__}: {error}", _ADVICE)
     refuse_incomplete(path, loaded)
+    state = source.get("state_dict", {})
+    unused = sorted(loaded["unexpected_keys"])
+    warn_unused(path, [n for n in unused if n not in state or state[n].any()])
     return model, stored
 
 

@@ -186,6 +186,58 @@ def test_codes_of_q4_0_are_taken_over(architecture, tmp_path):
     np.testing.assert_array_equal(codes[0, :32], [*(first % 16 - 8.0), *(first // 16 - 8.0)])
 
 
+GPT2_NAMES = {
+    "token_embd": "wte",
+    "position_embd": "wpe",
+    "output_norm": "ln_f",
+    "blk.0.attn_norm": "h.0.ln_1",
+    "blk.0.ffn_norm": "h.0.ln_2",
+    "blk.0.attn_qkv": "h.0.attn.c_attn",
+    "blk.0.attn_output": "h.0.attn.c_proj",
+    "blk.0.ffn_up": "h.0.mlp.c_fc",
+    "blk.0.ffn_down": "h.0.mlp.c_proj",
+}
+
+
+def test_rows_that_the_model_has_as_columns_are_dequantized(tmp_path):
+    """GPT-2's; its embedding keeps its codes. What no model reads is told."""
+    path = tmp_path / "tiny.gguf"
+    config = transformers.GPT2Config(vocab_size=40, n_embd=64, n_layer=1, n_head=4)
+    state = transformers.GPT2LMHeadModel(config).state_dict()
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(1)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_token_list([f"t{i}" for i in range(40)])
+    writer.add_tensor("rope_freqs.weight", np.ones(8, "float32"))
+    expected = {}
+    for short, name in GPT2_NAMES.items():
+        for part in {"weight", "bias"} & {n.removeprefix(f"transformer.{name}.") for n in state}:
+            value, turn = state[f"transformer.{name}.{part}"].numpy(), name.startswith("h.0.")
+            if value.ndim == 1 or name == "wpe":
+                writer.add_tensor(f"{short}.{part}", value)
+                continue
+            rows = np.ascontiguousarray(value.T if turn else value)
+            packed = gguf.quantize(rows, TYPES.Q4_0)
+            writer.add_tensor(f"{short}.{part}", packed, raw_dtype=TYPES.Q4_0)
+            rows = gguf.dequantize(packed, TYPES.Q4_0)
+            expected[f"transformer.{name}.{part}"] = rows.T if turn else rows
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with collect() as found:
+        model, stored = load_gguf(path)
+    assert [d.code for d in found] == ["weights-unused", "gguf-dequantized"]
+    assert "not read, as the model has none such: rope_freqs.weight" in found[0].message
+    assert "Q4_0 (4)" in found[1].message
+    assert stored.keys() == {"transformer.wte.weight"}
+    assert len(expected) == 5
+    for name, value in expected.items():
+        np.testing.assert_array_equal(model.state_dict()[name].numpy(), value)
+
+
 @pytest.mark.slow
 def test_a_build_packs_them(tmp_path):
     """Embedding and head too, and whether INT4 was asked for or not."""

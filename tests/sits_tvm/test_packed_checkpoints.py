@@ -10,7 +10,7 @@ from tvm import relax
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec, from_pretrained
-from sits_tvm.diagnostics import SitsError
+from sits_tvm.diagnostics import SitsError, collect
 from sits_tvm.frontends._packed_checkpoints import read_packed
 from sits_tvm.frontends._stored_codes import StoredCodes, with_stored_codes
 from tir_schedules.int4_format.packing import PackedLayout, unpack, unpack_parts
@@ -214,3 +214,34 @@ def test_codes_of_another_model_are_refused(tmp_path):
     weight = StoredCodes.of(codes.astype("uint8"), scale, zero, GROUP)
     with pytest.raises(SitsError, match="no such weight"):
         with_stored_codes(tvm.IRModule(), {}, {"other.weight": weight})
+
+
+def test_other_files_of_the_directory_are_left_alone(tmp_path):
+    """Such as an older copy; files that no index joins are refused."""
+    codes, scale, zero = draw(16, 96, False)
+    tensors = {f"{LAYER}.{part}": array for part, array in gptq(codes, scale, zero).items()}
+    save(tmp_path, V1, tensors)
+    changed = {**tensors, f"{LAYER}.qweight": ~tensors[f"{LAYER}.qweight"]}
+    safetensors.save_file(changed, tmp_path / "z.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "model-1.safetensors")}))
+    for name in ("model.safetensors", "model-1.safetensors"):
+        (tmp_path / "model.safetensors").rename(tmp_path / name)
+        _, stored = read_packed(tmp_path)
+        np.testing.assert_array_equal(stored[f"{LAYER}.weight"].codes, codes)
+    index.unlink()
+    with pytest.raises(SitsError, match=r"has model-1\.safetensors, z\.safetensors, and no index"):
+        read_packed(tmp_path)
+
+
+def test_what_the_model_has_no_place_for_is_told(tmp_path):
+    """A bias of zeros changes nothing, and some packers write it to every layer."""
+    write(tmp_path, "gptq v1")
+    path = tmp_path / "model.safetensors"
+    extra = {f"{LAYER}.bias": np.ones(64, "float16"), "norm.bias": np.zeros(64, "float16")}
+    safetensors.save_file({**safetensors.load_file(path), **extra}, path)
+    with collect() as found:
+        from_pretrained(tmp_path)
+    (warning,) = found
+    assert (warning.severity, warning.code) == ("warning", "weights-unused")
+    assert f"not read, as the model has none such: {LAYER}.bias" in warning.message
