@@ -146,3 +146,8 @@ def test_what_is_no_block_of_codes_is_refused():
     graph.nodes[0].input.append(graph.add("order", np.arange(64, dtype="int32")))
     with pytest.raises(SitsError, match="g_idx='order'"):
         from_onnx(graph.proto())
+    graph = Graph()
+    graph.matmul_n_bits("w", 8, 64, 32, zeros="floats")
+    graph.initializers[-1].CopyFrom(onnx.numpy_helper.from_array(np.full(16, 7.5, "f4"), "w.z"))
+    with pytest.raises(SitsError, match="a zero point is no code"):
+        from_onnx(graph.proto())

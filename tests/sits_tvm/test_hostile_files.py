@@ -159,6 +159,25 @@ def test_a_program_with_pickled_objects_does_not_run_them(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.parametrize("name", ["opaque_obj_0", "custom_obj_0", "tensor_0"])
+def test_constants_of_a_program_are_no_pickled_objects(name, tmp_path):
+    """Of Python, of TorchScript, and in the place of a tensor."""
+    entry = {"path_name": name, "is_param": False, "use_pickle": True, "tensor_meta": None}
+    config = json.dumps({"config": {"c": entry}})
+
+    def edit(name, content):
+        return config if name.endswith("model_constants_config.json") else content
+
+    path = rewritten(program(tmp_path / "model.pt2"), edit)
+    with zipfile.ZipFile(path, "a") as archive:
+        folder = archive.namelist()[0].split("/")[0]
+        harm = pickle.dumps(Harm(tmp_path / "harm"))
+        archive.writestr(f"{folder}/data/constants/{name}", harm)
+    text = refused(_model, path)
+    assert "holds a pickled object" in text or "weights_only" in text.lower()
+    assert not (tmp_path / "harm").exists()
+
+
 def test_other_threads_unpickle_what_they_did(tmp_path):
     """A user's own checkpoint of Python objects, beside a program that is being read."""
     from sits_tvm.frontends._pt2 import _package, _without_pickle
@@ -265,3 +284,27 @@ def test_a_module_that_refers_to_itself_is_refused(tmp_path):
     graph["nodes"][number]["data"][0] = number
     (path,) = write(tmp_path / "json", ".json", [json.dumps(graph)])
     assert f"object {number}, ffi.Array: element 0 is {number}" in refused(_model, path)
+
+
+def test_a_module_that_refers_to_what_is_before_the_first_is_refused(tmp_path):
+    graph = json.loads(tvm.ir.save_json(wrong_inputs.linear()))
+    number = next(i for i, node in enumerate(graph["nodes"]) if node["type"] == "ir.Call")
+    graph["nodes"][number]["data"]["args"] = -1
+    (path,) = write(tmp_path / "json", ".json", [json.dumps(graph)])
+    assert f"object {number}, ir.Call: args is -1" in refused(_model, path)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_call_without_arguments_is_refused(whole, tmp_path):
+    """TVM would read what is not there."""
+    nodes = json.loads(text := tvm.ir.save_json(wrong_inputs.linear()))["nodes"]
+    number = next(i for i, node in enumerate(nodes) if node["type"] == "ir.Call")
+    null = next(i for i, node in enumerate(nodes[:number]) if node["type"] == "None")
+    graph = json.loads(text)
+    data = graph["nodes"][number]["data"]
+    if whole:
+        data["args"] = null
+    else:
+        graph["nodes"][data["args"]]["data"][0] = null
+    (path,) = write(tmp_path / "json", ".json", [json.dumps(graph)])
+    assert f"object {number}, ir.Call: args is null" in refused(_model, path)

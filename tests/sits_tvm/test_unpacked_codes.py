@@ -12,6 +12,7 @@ from sits_tvm.diagnostics import collect
 torch = pytest.importorskip("torch")
 
 N, K, GROUP = 16, 128, 32
+STEPS = torch.ones(N, K).tril(-1) + 1  # equal in each group of the first row only
 
 
 def halves(q):
@@ -109,6 +110,11 @@ def test_near_misses_stay_in_float_and_say_why():
         "follows the multiplication": lambda x, q, s, z: x @ (halves(q).float() * s[:, :1] - 8).T,
         "groups of 32": lambda x, q, s, z: x @ (halves(q).float() * (halves(q)[:1].float() + 1)).T,
         "more than 4": lambda x, q, s, z: x @ (halves(q) - z[:, :1]).float().T,
+        "of groups of 32": lambda x, q, s, z: x @ (halves(q).float() * STEPS).T,
+        "0…22, more than 4 bits": lambda x, q, s, z: x @ (halves(q).float() * 1.5).int().float().T,
+        "scales of their own": lambda x, q, s, z: (
+            x @ torch.cat([(q & 15).float() * s[:, :1], (q >> 4).float()], 1).T
+        ),
     }
     _, ex, notes = imported(Unpacks(misses.values()))
     assert ex.report.quantized == []

@@ -10,12 +10,14 @@ from kernel_runs import assert_close
 from tvm import te
 from tvm.ir import IRModule
 from tvm.s_tir import dlight
+from tvm.script import tirx as T
 
 from sits_tvm import QuantSpec, parse_target
 from sits_tvm.device_code import record_launches
 from tir_schedules import RULES
 from tir_schedules.apply import ApplySchedules
 from tir_schedules.attention.rule import attention_kernel
+from tir_schedules.empty_tensors import EmptyOutput, start_no_empty_grids
 from tir_schedules.int4_format.packing import PackedLayout, pack, unpack
 from tir_schedules.matmul.int4_matmul import int4_matmul
 
@@ -85,3 +87,37 @@ def test_a_sum_over_nothing_is_not_empty():
     total = te.compute((1,), lambda _: te.sum(x[r], axis=r))
     func = te.create_prim_func([x, total])
     assert RULES[0].apply(func, HOPPER, False) is None
+
+
+def test_one_empty_output_of_two_is_not_empty():
+    x = te.placeholder((4,), "float32", name="x")
+    none, some = (te.compute((extent,), lambda i: x[i] + 1.0) for extent in (0, 4))
+    assert EmptyOutput().apply(te.create_prim_func([x, none, some]), HOPPER, False) is None
+
+
+@T.prim_func(private=True, s_tir=True)
+def two_kernels(x: T.handle, y: T.handle, z: T.handle):
+    m, n = T.int64(), T.int64()
+    X, Y = T.match_buffer(x, (m, n, 32)), T.match_buffer(y, (m, n, 32))
+    Z = T.match_buffer(z, (m, n, 32))
+    with T.sblock("root"):
+        for i in T.thread_binding(m, "blockIdx.x"):
+            for j in T.thread_binding(n, "blockIdx.y"):
+                for k in T.thread_binding(32, "threadIdx.x"):
+                    with T.sblock("first"):
+                        vi, vj, vk = T.axis.remap("SSS", [i, j, k])
+                        Y[vi, vj, vk] = X[vi, vj, vk]
+        for i in T.thread_binding(m, "blockIdx.x"):
+            for j in T.thread_binding(n, "blockIdx.y"):
+                for k in T.thread_binding(32, "threadIdx.x"):
+                    with T.sblock("second"):
+                        vi, vj, vk = T.axis.remap("SSS", [i, j, k])
+                        Z[vi, vj, vk] = X[vi, vj, vk]
+
+
+def test_each_kernel_and_each_axis_of_its_grid_may_be_empty():
+    compiled = CudaText(start_no_empty_grids(two_kernels), HOPPER, outputs=2)
+    for shape in ((0, 3, 32), (3, 0, 32), (2, 3, 32)):
+        x, *outputs = (np.full(shape, value, "float32") for value in (1, 0, 0))
+        compiled(x, *outputs)
+        assert all((y == 1).all() for y in outputs)
