@@ -63,7 +63,10 @@ def build(
     """
     if parse_target(target).kind.name == "cuda":
         require_toolkit()  # before the slow part
-    lowered, packed, report, checked = _lower(mod, target, params, config or Config())
+    report, config = Report(), config or Config()
+    mod, packed, checked = _rewritten(mod, target, params, config, report)
+    names = {name: weight_names(func) for name, func in public_functions(mod).items()}
+    lowered = run_kernel_passes(mod, checked, config, report)
     _LOG.info("code generation")
     with record_launches() as launches:
         compiled = relax.build(lowered, checked, relax_pipeline=lower_to_vm(checked))
@@ -73,7 +76,6 @@ def build(
         with collect() as found:
             cubins = check_device_code(compiled, checked, report, launches)
         report.diagnostics += found
-    names = {name: weight_names(func) for name, func in public_functions(lowered).items()}
     return Executable(compiled.mod, report, packed, names, cubins)
 
 
@@ -88,8 +90,8 @@ def lower(
 
     Parameters, errors: as `build`.
     """
-    lowered, _, report, _ = _lower(mod, target, params, config or Config())
-    return lowered, report
+    report = Report()
+    return _lower(mod, target, params, config or Config(), report), report
 
 
 def check(
@@ -129,11 +131,10 @@ def _lower(
     target: str | dict[str, Any] | Target,
     params: Mapping[str, Any] | None,
     config: Config,
-    report: Report | None = None,
-) -> tuple[IRModule, dict[str, Tensor], Report, Target]:
-    report = report if report is not None else Report()
-    mod, packed, checked = _rewritten(mod, target, params, config, report)
-    return run_kernel_passes(mod, checked, config, report), packed, report, checked
+    report: Report,
+) -> IRModule:
+    mod, _, checked = _rewritten(mod, target, params, config, report)
+    return run_kernel_passes(mod, checked, config, report)
 
 
 def unscheduled(

@@ -25,6 +25,7 @@ from tvm.target import Target
 
 import relax_passes as passes
 import tir_schedules
+from relax_passes._name_variables import NameVariables
 
 from ._pass_context import with_instruments
 from .config import GRAPH_RULES, HEAD_RULES, INTEGER_ACTIVATIONS, Config
@@ -153,7 +154,9 @@ def kernel_passes(config: Config, target: Target, report: Report) -> list[Pass]:
 def fusion_passes(config: Config, target: Target, report: Report) -> list[Pass]:
     """The part of phase 2 that makes PrimFuncs, each a kernel without a schedule."""
     fuses = config.attention != "off"
+    cuda = target.kind.name == "cuda"
     return [
+        *([NameVariables()] if cuda else []),
         passes.BoundTakeIndices(),
         passes.BroadcastInfiniteFills(),
         passes.LowerAttention(target if fuses else None, report=report),
@@ -172,7 +175,7 @@ def fusion_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         *([passes.StoreColumns()] if target.kind.name == "llvm" else []),
         relax.transform.RewriteDataflowReshape(),  # to views, before a schedule hides them
         relax.transform.DeadCodeElimination(),
-        *([passes.BoundKernelExtents()] if target.kind.name == "cuda" else []),
+        *([passes.BoundKernelExtents()] if cuda else []),
         passes.WidenHalfIntrinsics(),
         passes.CheckSubByteBuffers(),
     ]
