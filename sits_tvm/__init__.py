@@ -1,5 +1,6 @@
 """INT4 from training to deployment, as an extension of Apache TVM."""
 
+from ._builder_scopes import separate_scopes
 from .attention_redundancy.check import check_attention_redundancy
 from .config import Config, QuantSpec
 from .diagnostics import Diagnostic, SitsError
@@ -15,6 +16,8 @@ from .training.convert import convert_qat
 from .training.differentiate import differentiate
 from .training.prepare import prepare_qat
 from .tuning.tune import tune
+
+separate_scopes()
 
 __all__ = [
     "Config",
