@@ -41,9 +41,13 @@ def read_codes(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
         for name, count in read.items()
         if name in protos and protos[name].data_type in _FOUR_BITS and uses[name] == count
     }
-    for node in graph.node:
-        if node.op_type == "MatMulNBits":
-            _read_matmul(node, protos, arrays)
+    matmuls = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    read = Counter(name for node in matmuls for name in node.input[1:4])
+    for node in matmuls:
+        shared = [x for x in node.input[1:4] if x in protos and uses[x] != read[x]]
+        if shared:
+            raise _refused(node, f"other operators read {', '.join(shared)}, too")
+        _read_matmul(node, protos, arrays)
     return arrays
 
 
@@ -58,6 +62,9 @@ def _read_matmul(
     """Add B, scales and zero points of a node to `arrays`."""
     attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     b, scales, zeros, g_idx = [*node.input, "", ""][1:5]
+    missing = [name for name in ("N", "K", "block_size") if name not in attrs]
+    if missing:
+        raise _refused(node, f"it lacks {', '.join(missing)}")
     n, k, size = (attrs[name] for name in ("N", "K", "block_size"))
     if attrs.get("bits", 4) != 4 or g_idx or attrs.get("weight_prepacked"):
         raise _refused(node, f"bits={attrs.get('bits', 4)}, g_idx={g_idx or None!r}")

@@ -8,6 +8,7 @@ from tvm import relax
 import sits_tvm
 from sits_tvm import Config, QuantSpec, from_onnx
 from sits_tvm.diagnostics import SitsError
+from sits_tvm.frontends._onnx_codes import read_codes
 from tir_schedules.int4_format.packing import PackedLayout, unpack
 
 onnx = pytest.importorskip("onnx")
@@ -151,3 +152,25 @@ def test_what_is_no_block_of_codes_is_refused():
     graph.initializers[-1].CopyFrom(onnx.numpy_helper.from_array(np.full(16, 7.5, "f4"), "w.z"))
     with pytest.raises(SitsError, match="a zero point is no code"):
         from_onnx(graph.proto())
+    graph = Graph()
+    graph.matmul_n_bits("w", 8, 64, 32)
+    del graph.nodes[0].attribute[:]
+    with pytest.raises(SitsError, match="it lacks N, K, block_size"):
+        from_onnx(graph.proto())
+
+
+def cast_too(name):
+    return H.make_node("Cast", [name], [f"{name}.cast"], to=TP.FLOAT)
+
+
+def test_what_other_operators_read_too_keeps_its_own_shape_and_width():
+    graph = Graph()
+    graph.matmul_n_bits("w", 8, 64, 32)
+    graph.nodes.append(cast_too("w"))
+    with pytest.raises(SitsError, match="other operators read w, too"):
+        from_onnx(graph.proto())
+    graph = Graph()
+    graph.dequantized("int4", 8, 96, 32, TP.INT4, False)
+    assert read_codes(graph.proto().graph).keys() == {"int4", "int4.z"}
+    graph.nodes.append(cast_too("int4"))
+    assert read_codes(graph.proto().graph).keys() == {"int4.z"}

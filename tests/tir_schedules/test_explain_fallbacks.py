@@ -1,11 +1,16 @@
 """Products with an INT4 weight that get no kernel of ours say why, where, and what to write."""
 
+from dataclasses import replace
+
 import pytest
 from tvm import relax, tirx
 
 from sits_tvm import Config, QuantSpec, build, lower
 from sits_tvm.device_code import find_toolkit
 from sits_tvm.report import Report
+from tir_schedules.matmul.int4_matmul import int4_matmul
+from tir_schedules.matmul.recognise import recognise
+from tir_schedules.matmul_cuda.refusals import plain_activations, refused_product
 
 HOPPER = "cuda -arch=sm_90"
 
@@ -89,6 +94,19 @@ def test_the_nearest_legal_ones_say_nothing(case):
     kernel, notes = found_in(*LEGAL[case])
     assert (kernel.reason, notes) == ("", [])
     assert not kernel.family.startswith("dlight")
+
+
+def test_activations_that_are_no_rows_in_memory():
+    """Columns, or with a batch of their own: a kernel would read from wrong addresses."""
+    func = int4_matmul(None, 32, 64, QuantSpec(group_size=32), "float16", "fragments")
+    product = recognise(func, "fragments")
+    assert plain_activations(product) is not None
+    (row,) = product.rows.iters
+    rows = replace(product.rows, iters=[product.reduction])
+    assert plain_activations(replace(product, rows=rows, reduction=row)) is None
+    batched = replace(product, batch=product.rows)
+    assert plain_activations(batched) is None
+    assert "no tensor in memory" in refused_product(batched).reason
 
 
 def test_every_call_is_named():
