@@ -17,12 +17,10 @@ demo: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/main_job.py
 
 test: $(INSTALLED) lint
-	$(PYTEST) $(PARALLEL)
-	$(PYTEST) $(PARALLEL) --nbmake tutorials
+	$(PYTEST) $(PARALLEL) --nbmake tests tutorials
 
 test-all: $(INSTALLED) lint
-	$(PYTEST) $(PARALLEL) -m "not gpu"
-	$(PYTEST) $(PARALLEL) --nbmake tutorials
+	$(PYTEST) $(PARALLEL) -m "not gpu" --nbmake tests tutorials
 	$(BIN)/python -m pip install --quiet --target build/numpy-2.4 "numpy==2.4.*"
 	PYTHONPATH=build/numpy-2.4 $(PYTEST) tests/sits_tvm/test_trainer.py
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -34,20 +35,27 @@ CONFIG_HELP = "FILE.yaml holds fields of sits_tvm.Config, for example quant: {gr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a subcommand. Returns 0; 1 after an error in what was given; argparse exits with 2."""
+    """Run a subcommand. Returns 0; 1 after an error in what was given, or where what reads the
+    output (``| head``) closes it; argparse exits with 2.
+    """
     args = _parser().parse_args(argv)
     _show_progress(quiet=args.quiet)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
     except SitsError as error:
         return _fail(error.diagnostics, args.json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed again at exit
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sits_tvm", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="build|lower|check|tune|info")
     for name, run, text in (
-        ("build", _build, "compile a model and save library, packed parameters and report"),
+        ("build", _build, "compile a model; print the report, with -o save all of it"),
         ("lower", _lower, "stop before code generation; print or save the IR"),
         ("check", _check, "print the report that build would give, without code generation"),
         ("tune", _tune, "measure parameters for the kernels of a model"),

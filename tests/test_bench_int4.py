@@ -15,6 +15,7 @@ from tests.benchmarks.int4_plot import plot
 CASE = Case(8, 64, 64, QuantSpec(group_size=32), layers=2, threads=2)
 
 
+@pytest.mark.slow
 def test_every_kernel_has_its_figures(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_int4, "cases", lambda: iter([CASE]))
     file = tmp_path / "rows.json"

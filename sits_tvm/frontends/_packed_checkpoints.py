@@ -94,16 +94,26 @@ def _files(path: Path) -> list[Path]:
 def _read_layers(
     layers: Mapping[str, Arrays], options: dict[str, Any], read: Callable[..., StoredCodes]
 ) -> dict[str, StoredCodes]:
-    stored, found = {}, []
+    stored: dict[str, StoredCodes] = {}
+    wrong: dict[str, list[str]] = {}
     for layer, tensors in layers.items():
         try:
             stored[f"{layer}.weight"] = read(tensors, options)
         except (KeyError, ValueError) as error:
             message = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-            problem = f"`{layer}`: {message}"
-            found.append(Diagnostic.error("packed-checkpoint", problem, help=_ADVICE))
-    raise_errors(found)
+            wrong.setdefault(message, []).append(layer)
+    raise_errors(
+        [
+            Diagnostic.error("packed-checkpoint", f"{_some(names)}: {message}", help=_ADVICE)
+            for message, names in wrong.items()
+        ]
+    )
     return stored
+
+
+def _some(layers: list[str]) -> str:
+    more = f" and {len(layers) - 1} more" if layers[1:] else ""
+    return f"`{layers[0]}`{more}"
 
 
 def _checked(path: Path, method: str, declared: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,11 @@ def reference(x, params):
 
 @pytest.mark.parametrize(
     ("dtype", "spec", "tolerance"),
-    [("bfloat16", G32, 2.0**-6), ("float32", ROUNDED, 2e-6), ("float16", ROUNDED, 2e-3)],
+    [
+        ("bfloat16", G32, 2.0**-6),
+        pytest.param("float32", ROUNDED, 2e-6, marks=pytest.mark.slow),
+        ("float16", ROUNDED, 2e-3),
+    ],
 )
 def test_values_for_every_number_of_rows(rng, dtype, spec, tolerance):
     params = random_params(rng, dtype)
@@ -44,6 +48,7 @@ def test_values_for_every_number_of_rows(rng, dtype, spec, tolerance):
         assert np.abs(got.astype("float64") - want).max(initial=0) <= limit
 
 
+@pytest.mark.slow
 def test_weights_may_come_later(rng):
     """``main_transform_params`` packs bfloat16 weights as the build does."""
     params = random_params(rng, "bfloat16")

@@ -186,3 +186,12 @@ def test_refuses_a_config_file_that_is_no_text(mlp_json, tmp_path, capsys):
     (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
     assert main(["check", mlp_json, "--config", str(tmp_path / "config.yaml"), "--quiet"]) == 1
     assert "config-not-readable" in capsys.readouterr().err
+
+
+def test_output_that_is_closed_is_no_traceback(mlp_json):
+    """As of ``| head -1``."""
+    command = [sys.executable, "-m", "sits_tvm", "lower", mlp_json, "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read().decode() == ""
+    assert process.returncode == 1

@@ -118,6 +118,7 @@ def test_parameter_gradients_agree_with_torch(name, attention):
     check(tiny(name, attention))
 
 
+@pytest.mark.slow
 def test_one_layer_agrees_with_torch():
     """GPT-2 uses its embedding a second time as its head: one parameter, the sum of both."""
     check(tiny("GPT2", "sdpa", **SMALL))

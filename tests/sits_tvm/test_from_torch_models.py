@@ -84,7 +84,10 @@ def padded(batch, length):
 
 
 @pytest.mark.parametrize(("attention", "dynamic"), VARIANTS)
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "mistral", pytest.param("qwen2", marks=pytest.mark.slow), "qwen3", "gemma3", "gpt2"],
+)
 def test_decoder_agrees(kind, attention, dynamic):
     shapes = {"input_ids": {1: Dim("s", min=1, max=48)}} if dynamic else None
     runs = [(tokens(1, 11),), (tokens(1, 1),)] if dynamic else []

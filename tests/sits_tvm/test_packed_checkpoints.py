@@ -209,6 +209,14 @@ def test_what_is_ambiguous_or_not_4_bits_is_refused(tmp_path):
         assert wanted in refused(tmp_path, declared, tensors), wanted
 
 
+def test_a_fault_of_all_layers_is_told_once(tmp_path):
+    codes = gptq(*draw(16, 96, False))
+    layers = {f"{layer}.{name}": part for layer in "abc" for name, part in codes.items()}
+    text = refused(tmp_path, GPTQ, layers)
+    assert text.count("no checkpoint_format") == 1
+    assert f"`{LAYER}.a` and 2 more: " in text
+
+
 def test_codes_of_another_model_are_refused(tmp_path):
     codes, scale, zero = draw(16, 96, True)
     weight = StoredCodes.of(codes.astype("uint8"), scale, zero, GROUP)

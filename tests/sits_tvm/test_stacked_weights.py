@@ -109,7 +109,9 @@ def test_saved_and_loaded_it_is_the_same(tmp_path):
     np.testing.assert_array_equal(*ran)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 def test_the_executable_packs_as_the_build_does(dtype):
     _, mod, params = imported(dtype)
     with_params = built_with("int8", dtype)

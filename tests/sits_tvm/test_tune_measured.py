@@ -133,6 +133,7 @@ def wait_for_servers(count):
     raise TimeoutError("no servers")
 
 
+@pytest.mark.slow
 def test_tunes_over_rpc(tracker, tmp_path, rng):
     records, printed = tuned(tmp_path, linear(1), target=HOST, trials=3, runner="rpc")
     record = records["1"]

@@ -78,7 +78,7 @@ SLOW = pytest.mark.slow
     ("name", "bias", "kind"),
     [
         ("host", *KINDS[0]),
-        ("haswell", *KINDS[1]),
+        pytest.param("haswell", *KINDS[1], marks=SLOW),
         pytest.param("host", *KINDS[1], marks=SLOW),
         pytest.param("host", *KINDS[2], marks=SLOW),
         pytest.param("generic", *KINDS[2], marks=SLOW),

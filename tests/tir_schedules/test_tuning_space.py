@@ -48,7 +48,10 @@ def check_corners(name, plain, rows, run, every=1):
             run(kernel, m)
 
 
-@pytest.mark.parametrize("name", ["host", "haswell", "generic"])
+GENERIC = pytest.param("generic", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["host", "haswell", GENERIC])
 def test_every_corner_of_the_space_computes_the_same(rng, name):
     x = rng.standard_normal((37, 70)).astype("float32")
     parts = pack(rng.standard_normal((100, 70)).astype("float32"), SPEC, "vectors")
@@ -62,7 +65,7 @@ def test_every_corner_of_the_space_computes_the_same(rng, name):
     check_corners(name, matmul(None), (1, 7, 37), run)
 
 
-@pytest.mark.parametrize("name", ["host", "haswell", "generic"])
+@pytest.mark.parametrize("name", ["host", "haswell", GENERIC])
 def test_every_corner_of_the_space_of_int8_computes_the_same(rng, name):
     parts = random_weight(rng, LAYOUT)
     codes, scale = quantized(rng.standard_normal((37, 70)).astype("float32"), LAYOUT)
