@@ -8,7 +8,7 @@
 - `cpu`: a schedule for whatever has no rule of its own, and passes after the schedules
 - `records`: what kernels leave open, and the database of what tuning found
 
-A rule is in the file `rule.py` of its package. Modules beside the packages serve all of them.
+`rule.py` of a package schedules what it is about. Modules beside the packages serve all of them.
 """
 
 from tvm.ir.transform import Pass
