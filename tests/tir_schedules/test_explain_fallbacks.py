@@ -6,7 +6,6 @@ import pytest
 from tvm import relax, tirx
 
 from sits_tvm import Config, QuantSpec, build, lower
-from sits_tvm.device_code import find_toolkit
 from sits_tvm.report import Report
 from tir_schedules.matmul.int4_matmul import int4_matmul
 from tir_schedules.matmul.recognise import recognise
@@ -128,7 +127,6 @@ def test_every_call_is_named():
     ]
 
 
-@pytest.mark.skipif(find_toolkit() is None, reason="pip install 'sits_tvm[cuda]'")
 def test_a_build_shows_it():
     """Rows are of device code there; and files of the report keep it."""
     quant = QuantSpec(group_size=32)
