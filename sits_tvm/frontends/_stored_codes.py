@@ -1,6 +1,8 @@
 """Weights whose 4-bit codes a file holds: they replace the float weights of an imported model.
 
 The module then dequantizes codes, which a build packs as they are (`PackFakeQuantizedWeights`).
+Where a file groups columns in an order of its own, codes are in that order, and a product takes
+the columns of its activations in it, too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.runtime import Tensor
 
 from relax_passes.op.fake_quantize import dequantize
+from relax_passes.packed_weights.weight_sites import MATMUL, bindings_of, trace_weight
 from sits_tvm.diagnostics import Diagnostic, raise_errors
 
 _SYMMETRIC_ZERO = 8
@@ -22,7 +25,7 @@ _SYMMETRIC_ZERO = 8
 
 @dataclass(frozen=True, eq=False)
 class StoredCodes:
-    """A weight W[n, k] = (codes - zero_point) * scale in groups along k.
+    """A weight W[:, columns] = (codes - zero_point) * scale, (n, k), in groups along k.
 
     Attributes
     ----------
@@ -33,21 +36,30 @@ class StoredCodes:
     zero_point : (n, groups) uint8, optional
     group_size : int
         -1: one group.
+    columns : (k,) int64, optional
+        Of W, in the order of the codes. None: as they are.
     """
 
     codes: np.ndarray
     scale: np.ndarray
     zero_point: np.ndarray | None
     group_size: int
+    columns: np.ndarray | None = None
 
     @classmethod
     def of(
-        cls, codes: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, group_size: int
+        cls,
+        codes: np.ndarray,
+        scale: np.ndarray,
+        zero_point: np.ndarray,
+        group_size: int,
+        columns: np.ndarray | None = None,
     ) -> StoredCodes:
         """Of codes and zero points in 0…15: symmetric where every zero point is 8."""
         if not (zero_point == _SYMMETRIC_ZERO).all():
-            return cls(codes, scale, zero_point, group_size)
-        return cls(codes.astype("int8") - np.int8(_SYMMETRIC_ZERO), scale, None, group_size)
+            return cls(codes, scale, zero_point, group_size, columns)
+        signed = codes.astype("int8") - np.int8(_SYMMETRIC_ZERO)
+        return cls(signed, scale, None, group_size, columns)
 
     @property
     def parts(self) -> dict[str, np.ndarray]:
@@ -64,7 +76,8 @@ class StoredCodes:
             if p is not None
         ]
         codes = self.codes.astype("float32")
-        return (codes - wide[1] if wide[1:] else codes) * wide[0]
+        values = (codes - wide[1] if wide[1:] else codes) * wide[0]
+        return values if self.columns is None else values[:, np.argsort(self.columns)]
 
 
 def nibbles(words: np.ndarray) -> np.ndarray:
@@ -118,8 +131,10 @@ class _Replacer(PyExprMutator):
         super().__init__(mod)
         self.stored = stored
         self.parts: dict[relax.Var, list[relax.Var]] = {}
+        self.bound: dict[relax.Var, relax.Expr] = {}
 
     def replace(self, func: relax.Function) -> relax.Function:
+        self.bound = {binding.var: binding.value for binding in bindings_of(func.body)}
         arguments = []
         for argument in func.params:
             parts = [argument]
@@ -127,11 +142,32 @@ class _Replacer(PyExprMutator):
                 parts = self.parts[argument] = _variables(argument, self.stored[argument.name])
             arguments += parts
         body = self.visit_expr(func).body
-        return relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
+        new = relax.Function(arguments, body, func.ret_ty, func.is_pure, func.attrs)
+        return relax.analysis.remove_all_unused(new)
 
     def visit_var_(self, var: relax.Var) -> relax.Expr:
         if var not in self.parts:
             return super().visit_var_(var)
+        made, columns = self._dequantized(var), self.stored[var.name].columns
+        if columns is not None:
+            made = self.builder_.emit(_columns_of(made, np.argsort(columns)))
+        return made
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """A product with a weight whose columns have an order of their own takes them in it."""
+        ordered = None
+        if call.op == MATMUL:
+            weight, flipped, through = trace_weight(call.args[1], self.bound)
+            is_cast = weight is not None and weight.ty.dtype != call.args[1].ty.dtype
+            if weight in self.parts and flipped and not (through or is_cast):
+                ordered = self.stored[weight.name].columns
+        if ordered is None:
+            return super().visit_call_(call)
+        x = self.builder_.emit(_columns_of(self.visit_expr(call.args[0]), ordered))
+        turned = self.builder_.emit(relax.op.permute_dims(self._dequantized(weight)))
+        return relax.Call(call.op, [x, turned], call.attrs)
+
+    def _dequantized(self, var: relax.Var) -> relax.Var:
         weight = self.stored[var.name]
         call = dequantize(
             *self.parts[var],
@@ -140,6 +176,10 @@ class _Replacer(PyExprMutator):
             out_dtype=str(var.ty.dtype),
         )
         return self.builder_.emit(call, var.name)
+
+
+def _columns_of(x: relax.Expr, order: np.ndarray) -> relax.Call:
+    return relax.op.take(x, relax.const(order, "int64"), axis=x.ty.ndim - 1)
 
 
 def _variables(argument: relax.Var, weight: StoredCodes) -> list[relax.Var]:

@@ -92,9 +92,10 @@ def draw(n, k, symmetric):
     return rng.integers(0, 16, (n, k)), scale, zero
 
 
-def floats(codes, scale, zero):
-    wide = [np.repeat(p.astype("float64"), GROUP, axis=1) for p in (scale, zero)]
-    return (codes - wide[1]) * wide[0]
+def floats(codes, scale, zero, groups=None):
+    """In float64; `groups`: of each column."""
+    groups = np.arange(codes.shape[1]) // GROUP if groups is None else groups
+    return (codes - zero[:, groups].astype("float64")) * scale[:, groups]
 
 
 def save(path, declared, tensors, config=None):
@@ -122,6 +123,63 @@ def test_codes_are_read_as_they_are(name, tmp_path):
     np.testing.assert_array_equal(
         weight.dequantized(), floats(codes, scale, zero).astype("float32")
     )
+
+
+def by_activation(k, layer=0):
+    """The groups of columns that act-order leaves."""
+    return np.random.default_rng([layer, k]).permutation(k).astype("int32") // GROUP
+
+
+ACT_ORDER = {
+    "gptq": (
+        {**V1, "desc_act": True},
+        lambda *parts, groups: {**gptq(*parts), "g_idx": groups},
+    ),
+    "compressed": (
+        compressed_config(symmetric=False, actorder="group"),
+        lambda *parts, groups: {**compressed(*parts), "weight_g_idx": groups},
+    ),
+}
+
+
+def linears(names, n, k):
+    """x @ W.T of each weight but the last, which is negated."""
+    x = relax.Var("x", relax.TensorType((tvm.tirx.Var("s", "int64"), k), "float32"))
+    weights = [relax.Var(name, relax.TensorType((n, k), "float32")) for name in names]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, *weights], attrs={"num_input": 1}):
+        with builder.dataflow():
+            results = [builder.emit(relax.op.linear(x, weight)) for weight in weights[:-1]]
+            results.append(builder.emit(relax.op.negative(weights[-1])))
+            out = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("name", ACT_ORDER)
+def test_columns_in_the_order_of_activations(name, tmp_path):
+    """Products take the columns of x in the order of the codes; other readers get W."""
+    declared, packer = ACT_ORDER[name]
+    k, tensors, want = 96, {}, {}
+    for i, layer in enumerate("abc"):
+        parts, groups = draw(16, k, False), by_activation(k, i)
+        packed = packer(*parts, groups=groups)
+        tensors |= {f"{layer}.{part}": array for part, array in packed.items()}
+        want[f"{layer}.weight"] = floats(*parts, groups)
+    save(tmp_path, declared, tensors)
+    _, stored = read_packed(tmp_path)
+    for weight, values in want.items():
+        np.testing.assert_array_equal(stored[weight].dequantized(), values.astype("float32"))
+    weight = tvm.runtime.tensor(np.zeros((16, k), "float32"))
+    mod, params = with_stored_codes(linears(want, 16, k), dict.fromkeys(want, weight), stored)
+    ex = sits_tvm.build(mod, "llvm", params=params)
+    assert [row.name for row in ex.report.quantized] == ["a.weight", "b.weight"]
+    x = np.random.default_rng(0).standard_normal((3, k)).astype("float32")
+    got = relax.VirtualMachine(ex, tvm.cpu())["main"](x, *ex.param_list)
+    *products, negated = want.values()
+    wanted = [*(x.astype("float64") @ values.T for values in products), -negated]
+    for y, exact in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(y.numpy(), exact, rtol=0, atol=1e-6 * np.abs(exact).max())
 
 
 def write(path, name):
@@ -184,13 +242,19 @@ def test_what_is_ambiguous_or_not_4_bits_is_refused(tmp_path):
     """With what to write instead."""
     parts = draw(16, 96, False)
     v1, v2 = gptq(*parts), gptq(*parts, minus_one=0)
-    shuffled = {**v1, "g_idx": v1["g_idx"][::-1]}
+    uneven = {**v1, "g_idx": v1["g_idx"] * 0}
+    unknown = {name: v1[name] for name in ("qweight", "qzeros", "scales")}
+    nan = {**v1, "scales": v1["scales"] * np.float16("nan")}
+    actorder = compressed_config(actorder="group")
     cases = [
         (GPTQ, v1, 'write "gptq" (minus one'),
         ({**GPTQ, "sym": True}, v1, "no checkpoint_format"),
         ({**V1, "sym": True}, v1, '"sym": true'),
         (V1, gptq(*parts[:2], parts[2] * 0 + 16), "stands for 16"),
-        (V1, shuffled, "desc_act=False"),
+        (V1, uneven, "g_idx (96,) does not give 32 of its 96 columns to each group"),
+        ({**V1, "desc_act": True}, unknown, "lacks 'g_idx'"),
+        (actorder, compressed(*draw(16, 96, True)), "lacks 'weight_g_idx'"),
+        (V1, nan, f"model.safetensors: `{LAYER}`: scales holds NaN or infinite values"),
         ({**V1, "bits": 3}, v1, "has 3 bits"),
         ({**V1, "group_size": None}, v1, "group_size=None"),
         ({**AWQ, "group_size": 48}, awq(*parts), "in groups of 48"),
