@@ -20,6 +20,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_conver
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, emit, raise_errors
 from sits_tvm.frontends._onnx_codes import dequantize_linear, matmul_n_bits, read_codes
+from sits_tvm.frontends._onnx_shapes import SHAPE_OPERANDS, ShapeValues
 
 _LARGE = 1 << 16
 _LOCK = threading.RLock()  # output is redirected for all threads
@@ -33,6 +34,10 @@ _CONTRIB = (
     "FastGelu",
 )
 _BUILT_IN = ("If", "Constant")
+_STATIC = (
+    "export with static shapes (torch.onnx.export without dynamic_shapes), or fold them first: "
+    "onnxsim model.onnx out.onnx --overwrite-input-shape NAME:1,3,4"
+)
 
 
 class Importer(ONNXGraphImporter):
@@ -47,6 +52,7 @@ class Importer(ONNXGraphImporter):
         super().__init__({}, None, keep_params_in_input=True, sanitize=False)
         self.model = model
         self._codes: list[relax.Expr] = []  # initializers that `read_codes` made
+        self._shapes = ShapeValues()
 
     def convert(self) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
         opsets = {entry.domain: entry.version for entry in self.model.opset_import}
@@ -56,12 +62,22 @@ class Importer(ONNXGraphImporter):
                 mod = self.from_onnx(self.model.graph, version)
         except SitsError:
             raise
-        except Exception as error:  # nodes have errors of their own: the graph is damaged
-            message = f"the graph cannot be imported: {type(error).__name__}: {error}"
-            help_ = "check the model with onnx.checker, full_check=True"
-            raise SitsError([Diagnostic.error("onnx-damaged", message, help=help_)]) from error
+        except Exception as error:  # converters have errors of their own
+            raise SitsError([self._damage(error)]) from error
         raise_errors(list(self._type_errors()))
         return self._prune(mod)
+
+    def _damage(self, error: Exception) -> Diagnostic:
+        """What is wrong with the first node that was not reached."""
+        nodes = (n for n in self.model.graph.node if n.output and n.output[0] not in self._nodes)
+        node = next(nodes, None)
+        where = f" at {_op_name(node)} `{_label(node)}`" if node else ""
+        if "ShapeExpr" in str(error):
+            message = f"the graph computes with a shape{where}, which is not followed"
+            return Diagnostic.error("shape-not-followed", message, help=_STATIC)
+        message = f"the graph cannot be imported{where}: {type(error).__name__}: {error}"
+        help_ = "check the model with onnx.checker, full_check=True"
+        return Diagnostic.error("onnx-damaged", message, help=help_)
 
     def _prune(self, mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
         """Drop parameters that nothing reads, or that became constants on the way."""
@@ -127,16 +143,37 @@ class Importer(ONNXGraphImporter):
                 if four or attrs.get("block_size"):
                     made = dequantize_linear(self.bb, inputs, attrs, 4 if four else 8)
                     return self.bb.normalize(made)
-            return super()._convert_operator(op_name, inputs, attrs, opset)
+            elements = self._shapes.follow(op_name, inputs, attrs)
+            if op_name == "Equal" and elements is not None:  # TVM's has shapes of one length
+                return relax.const(elements.astype("bool"))
+            if op_name in SHAPE_OPERANDS:
+                self._put_shape(op_name, inputs, attrs)
+            made = super()._convert_operator(op_name, inputs, attrs, opset)
+            if elements is not None:
+                self._shapes.remember(made, elements)
+            return made
         except SitsError:
             raise
         except Exception as error:
             reason = (str(error).strip().splitlines() or [repr(error)])[-1]
-            label = attrs.get("tvm_custom", {}).get("name") or op_name
-            message = f"{op_name} `{label}`: {reason}"
+            message = f"{op_name} `{attrs['tvm_custom']['name']}`: {reason}"
             help_ = "export the model with other operators or attributes"
             found = Diagnostic.error("op-not-converted", message, help=help_)
             raise SitsError([found]) from error
+
+    def _parse_value_proto(self, proto: Any) -> str:
+        """A node without a name is called after its first output."""
+        return str(super()._parse_value_proto(proto)) or _label(proto)
+
+    def _put_shape(self, op_name: str, inputs: Any, attrs: dict) -> None:
+        """In `inputs`, a shape that the graph computes becomes one."""
+        if not self._shapes.put_shape(self.bb, op_name, inputs):
+            message = (
+                f"{op_name} `{attrs['tvm_custom']['name']}`: the graph computes its shape from "
+                "values, or by nodes that are not followed (Shape, Gather, Slice, Concat, Squeeze, "
+                "Unsqueeze, Reshape, Cast, Where, Equal and arithmetic are)"
+            )
+            raise SitsError([Diagnostic.error("shape-not-followed", message, help=_STATIC)])
 
     # Types
 

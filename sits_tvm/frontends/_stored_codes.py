@@ -155,17 +155,21 @@ class _Replacer(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """A product with a weight whose columns have an order of their own takes them in it."""
-        ordered = None
-        if call.op == MATMUL:
-            weight, flipped, through = trace_weight(call.args[1], self.bound)
-            is_cast = weight is not None and weight.ty.dtype != call.args[1].ty.dtype
-            if weight in self.parts and flipped and not (through or is_cast):
-                ordered = self.stored[weight.name].columns
-        if ordered is None:
+        weight = self._plain_weight(call.args[1]) if call.op == MATMUL else None
+        ordered = None if weight is None else self.stored[weight.name].columns
+        if weight is None or ordered is None:
             return super().visit_call_(call)
         x = self.builder_.emit(_columns_of(self.visit_expr(call.args[0]), ordered))
         turned = self.builder_.emit(relax.op.permute_dims(self._dequantized(weight)))
         return relax.Call(call.op, [x, turned], call.attrs)
+
+    def _plain_weight(self, operand: relax.Expr) -> relax.Var | None:
+        """The weight of which `operand` is the transpose, not cast."""
+        weight, flipped, through = trace_weight(operand, self.bound)
+        if not isinstance(weight, relax.Var) or weight not in self.parts:
+            return None
+        same_dtype = weight.ty.dtype == operand.ty.dtype
+        return weight if flipped and not through and same_dtype else None
 
     def _dequantized(self, var: relax.Var) -> relax.Var:
         weight = self.stored[var.name]
