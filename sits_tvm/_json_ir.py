@@ -15,8 +15,9 @@ from typing import Any
 from tvm.ir import load_json
 from tvm_ffi import core
 
-_NEVER_NULL = {"op", "args", "values", "fields", "bindings", "blocks", "params", "body", "var"}
 _CONTAINERS = ("ffi.Array", "ffi.Map", "ffi.List", "ffi.Dict")
+_NULLABLE = ("Optional", "Any", "ir.Span", "ir.Attrs", "ir.Type")
+"""Types of fields that may be null: TVM does not say so of the last three."""
 
 
 def read_json_module(path: Path) -> Any:
@@ -34,17 +35,17 @@ def read_json_module(path: Path) -> Any:
         for name, value in _references(node):
             if type(value) is not int or not 0 <= value < number:
                 raise ValueError(f"object {number}, {node['type']}: {name} is {value!r}")
-            if name in _NEVER_NULL - _optional(node["type"]) and _is_null(nodes, value):
+            if _is_null(nodes, value, _schema(node["type"]).get(name, {})):
                 raise ValueError(f"object {number}, {node['type']}: {name} is null")
     return load_json(text)
 
 
-def _is_null(nodes: list[dict[str, Any]], number: int) -> bool:
-    """Whether an object, or an element of an array, is none."""
+def _is_null(nodes: list[dict[str, Any]], number: int, schema: dict[str, Any]) -> bool:
+    """Whether a field, or an element of an array in it, is null and may not be."""
     node = nodes[number]
-    if node["type"] == "ffi.Array":
-        return any(nodes[element]["type"] == "None" for element in node["data"])
-    return bool(node["type"] == "None")
+    if node["type"] == "ffi.Array" and schema.get("args"):
+        return any(_is_null(nodes, element, schema["args"][0]) for element in node["data"])
+    return node["type"] == "None" and schema.get("type", "Any") not in _NULLABLE
 
 
 def _references(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -53,31 +54,21 @@ def _references(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(data, list) and kind in _CONTAINERS:
         yield from ((f"element {i}", value) for i, value in enumerate(data))
     elif isinstance(data, dict):
-        numbers = _numbers(kind)
+        schema = _schema(kind)
         yield from (
             (name, value)
             for name, value in data.items()
-            if name not in numbers and type(value) is int
+            if schema.get(name, {}).get("type") != "int" and type(value) is int
         )
 
 
-def _numbers(kind: str) -> frozenset[str]:
-    """The fields of a type that hold a number themselves."""
-    return _fields(kind, "int")
-
-
-def _optional(kind: str) -> frozenset[str]:
-    """The fields of a type that may be null, as `params` of a function of unknown type."""
-    return _fields(kind, "Optional")
-
-
 @cache
-def _fields(kind: str, schema: str) -> frozenset[str]:
-    names = set()
+def _schema(kind: str) -> dict[str, dict[str, Any]]:
+    """The type of each field of a type, as TVM registers it."""
+    found: dict[str, dict[str, Any]] = {}
     info: Any = core._lookup_or_register_type_info_from_type_key(kind)
     while info is not None:
         for field in info.fields:
-            if json.loads(field.metadata.get("type_schema", "{}")).get("type") == schema:
-                names.add(field.name)
+            found.setdefault(field.name, json.loads(field.metadata.get("type_schema", "{}")))
         info = info.parent_type_info
-    return frozenset(names)
+    return found
