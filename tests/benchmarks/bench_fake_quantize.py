@@ -1,6 +1,6 @@
 """Fake quantize of a 4096 x 4096 float32 weight on this CPU: ours against torch, alternated.
 
-    PYTHONPATH=. TVM_NUM_THREADS=2 python tests/benchmarks/bench_fake_quantize.py [--json]
+    PYTHONPATH=. python tests/benchmarks/bench_fake_quantize.py [--rounds 7] [--json F]
 
 The ratio is torch's median time over ours: above 1 we are faster. Our backward also gives the
 gradient of the scales; torch's gives it only in its "learnable" ops, a row of their own. torch has
@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 import tvm
-from bench_kernels import alternate
 from tvm import relax
 
 from relax_passes.op import fake_quantize
 from relax_passes.op._fake_quantize_gradient import fake_quantize_grad
 from sits_tvm import build
+from tests.benchmarks import figures
+from tests.benchmarks.rounds import alternate
 
 THREADS = int(os.environ.setdefault("TVM_NUM_THREADS", "2"))
 SIZE, STEP = 4096, 0.3
@@ -88,7 +88,9 @@ def bench(rng: np.random.Generator, rounds: int) -> list[dict]:
     for case, (shape, form) in GRANULARITIES.items():
         scale = np.full(shape, STEP, "float32")
         runs = {**torch_runs(x, gy, shape == ()), **ours(x, gy, scale, form)}
-        seconds = alternate(runs, rounds, 1)
+        peers = {name for name in runs if name.startswith("torch")}
+        times = alternate(runs, rounds, peers=peers)
+        seconds = {name: float(np.median(each)) for name, each in times.items()}
         for peer, name in (
             ("torch forward", "ours forward"),
             ("torch backward", "ours backward"),
@@ -101,25 +103,16 @@ def bench(rng: np.random.Generator, rounds: int) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     table = bench(np.random.default_rng(0), options.rounds)
-    machine = {
-        "cpu": tvm.get_global_func("target.llvm_get_system_cpu")(),
-        "threads": THREADS,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "tvm": tvm.__version__,
-    }
-    if options.json:
-        print(json.dumps({"machine": machine, "fake_quantize": table}, indent=2))
-        return
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    print(figures.heading())
     print(f"{'case':16} {'against':28} {'ours, ms':>9} {'x torch':>8}")
     for row in table:
         print(f"{row['case']:16} {row['peer']:28} {row['ms']:9.1f} {row['x torch']:8.2f}")
+    figures.write(options.json, rows=table)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 Three small models, three seeds each: a GPT on the text of Python's help topics, an MLP and a
 convolutional net on scikit-learn's digits. PyTorch trains them; gradients and Hessian-vector
-products are those of the compiled Relax adjoints. Prints a table, writes one JSON per model.
+products are those of the compiled Relax adjoints. Prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,6 +32,7 @@ from sits_tvm.gradient_check.result import FidelityRow
 from sits_tvm.host_run import CompileOnce
 from sits_tvm.pipeline import run_on_host
 from sits_tvm.report_tables import render_table
+from tests.benchmarks import figures
 
 GROUP = 32
 SEEDS = (0, 1, 2)
@@ -208,12 +208,11 @@ def models() -> dict[str, tuple[Callable[[], nn.Module], Callable, int, int, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/gradient_fidelity"))
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, help="of training; fewer for a quick look")
     parser.add_argument("--models", nargs="*", default=["GPT", "MLP", "conv net"])
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines, measured = [], {}
     for name in options.models:
         make, batch, steps, size, rate = models()[name]
         compile_, results = CompileOnce(run_on_host), []
@@ -227,11 +226,11 @@ def main() -> None:
                             "rows": [asdict(row) for row in rows]})  # fmt: skip
             lines.append([name, str(seed), f"{loss:.3f}", f"{gate:.1e}", *_figures(rows)])
             print(*lines[-1], f"{seconds:.0f} s", flush=True)
-        path = options.out / f"{name.replace(' ', '_')}.json"
-        path.write_text(json.dumps(results, indent=1))
+        measured[name] = results
     header = ["model", "seed", "loss", "gate relL2", "tensors", "relL2 median", "max",
               "min cosine", "clipped", "residual median", "max"]  # fmt: skip
     print(f"\n{render_table(header, lines)}")
+    figures.write(options.json, models=measured)
 
 
 def _figures(rows: list[FidelityRow]) -> list[str]:

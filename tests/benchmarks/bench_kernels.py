@@ -1,6 +1,6 @@
 """Float32 matrix products on this CPU: ours against torch, alternated in one run.
 
-    PYTHONPATH=. TVM_NUM_THREADS=2 python tests/benchmarks/bench_kernels.py [--json] [--rounds 7]
+    PYTHONPATH=. python tests/benchmarks/bench_kernels.py [--rounds 7] [--json F]
 
 The ratio is torch's median time over ours: above 1 we are faster. For one row the weights rotate
 over 12 layers, which caches do not hold. `bench_int4` has the INT4 products.
@@ -9,16 +9,16 @@ over 12 layers, which caches do not hold. `bench_int4` has the INT4 products.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 import tvm
 from tvm import te, tirx
 
+from tests.benchmarks import figures
 from tests.benchmarks.rounds import alternate
 from tir_schedules.matmul_cpu.rule import Matmul
 
@@ -131,8 +131,8 @@ def _empty(*shape: int) -> tvm.runtime.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     rng = np.random.default_rng(0)
@@ -141,23 +141,14 @@ def main() -> None:
         for bench in (bench_gemm, bench_gemv, bench_attention)
         for row in bench(rng, options.rounds)
     ]
-    machine = {
-        "cpu": CPU,
-        "threads": THREADS,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "tvm": tvm.__version__,
-    }
-    if options.json:
-        print(json.dumps({"machine": machine, "kernels": table}, indent=2))
-        return
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    print(figures.heading())
     print(f"{'case':32} {'kernel':20} {'us':>9} {'GFLOP/s':>8} {'x torch':>8}")
     for row in table:
         print(
             f"{row['case']:32} {row['kernel']:20} {row['us']:9.0f} {row['gflops']:8.0f} "
             f"{row['x torch']:8.2f}"
         )
+    figures.write(options.json, kernels=table)
 
 
 if __name__ == "__main__":

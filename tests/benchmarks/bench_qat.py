@@ -1,6 +1,6 @@
 """What quantization-aware training recovers of the loss that rounding costs, on this CPU.
 
-    PYTHONPATH=. TVM_NUM_THREADS=2 python tests/benchmarks/bench_qat.py [--seeds 3] [--out FOLDER]
+    PYTHONPATH=. python tests/benchmarks/bench_qat.py [--seeds 3] [--json F]
 
 Two models in Relax, trained from scratch: a character-level transformer (2 layers, width 64, 64
 characters of Python's own documentation) and an MLP on scikit-learn's digits. From one float32
@@ -14,9 +14,6 @@ Recovered: (rounded - trained) / (rounded - float32), of sums over the seeds, ag
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,14 +21,10 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-import tvm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import qat_training as training
-
-import sits_tvm
 from sits_tvm import Config, QuantSpec, convert_qat, prepare_qat
+from tests import qat_training as training
+from tests.benchmarks import figures
 
 Batches = Iterator[tuple[np.ndarray, np.ndarray]]
 METHODS = ("learned", "absmax")
@@ -181,22 +174,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of qat.json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     runners = [Runner(TASKS[task]()) for task in options.tasks]
     rows = [runner.seed(seed) for runner in runners for seed in range(options.seeds)]
-    machine = {
-        "cpu": tvm.get_global_func("target.llvm_get_system_cpu")(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "tvm": tvm.__version__,
-        "sits_tvm": sits_tvm.__version__,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "qat.json"
-    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
     show(rows)
-    print(f"raw figures: {path}")
+    figures.write(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ import sits_tvm
 from sits_tvm import Config, Executable, QuantSpec
 from sits_tvm.frontends.gguf import load_gguf
 from sits_tvm.report_tables import render_table
+from tests.benchmarks import figures
+from tests.benchmarks.rounds import alternate, timed
 
 TEXT = Path(__file__).with_name("text.txt")
 TEXT_SHA256 = "afa022e3d61d9d426de9074088736fb25cd59b50896aa1f5716ed7c7f9e9c452"
@@ -60,19 +62,18 @@ def main() -> None:
     with step("load the GGUF file with transformers"):
         model, tokenizer = load()
     windows = text_windows(tokenizer, args.tokens)
-    figures: dict[str, Any] = {"tokens": windows.shape[0] * (windows.shape[1] - 1)}
+    found: dict[str, Any] = {"tokens": windows.shape[0] * (windows.shape[1] - 1)}
     with step("import into Relax"):
         everywhere = sits_tvm.from_pretrained(model)
         last = sits_tvm.from_pretrained(model, logits_to_keep=1)
-    figures |= perplexities(model, windows, *everywhere)
-    figures |= speeds(model, windows[0], *last)
-    int4 = figures.pop("executable")
-    figures |= sizes(everywhere[1], int4)
-    print_table(figures)
+    found |= perplexities(model, windows, *everywhere)
+    found |= speeds(model, windows[0], *last)
+    int4 = found.pop("executable")
+    found |= sizes(everywhere[1], int4)
+    print_table(found)
     print_continuation(tokenizer, int4)
     build_for_hopper(*last)
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1))
+    figures.write(args.json, **found)
 
 
 def load() -> tuple[Any, Any]:
@@ -100,17 +101,17 @@ def perplexities(
     model: Any, windows: np.ndarray, mod: tvm.IRModule, params: dict[str, Any]
 ) -> dict[str, float]:
     """exp of the mean negative log likelihood of torch and of our builds."""
-    figures = {}
+    found = {}
     with step("perplexity of torch fp32"):
-        figures["perplexity torch fp32"] = perplexity(
+        found["perplexity torch fp32"] = perplexity(
             windows, lambda ids: torch_logits(model, ids, 0)
         )
     for name, config in BUILDS.items():
         with step(f"build {name}"):
             run = runner(sits_tvm.build(mod, CPU, params=params, config=config))
         with step(f"perplexity of our {name} build"):
-            figures[f"perplexity {name}"] = perplexity(windows, run)
-    return figures
+            found[f"perplexity {name}"] = perplexity(windows, run)
+    return found
 
 
 def perplexity(windows: np.ndarray, logits_of: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -138,15 +139,16 @@ def speeds(
         builds[f"prefill our {name}"] = runner(int4)
     builds["prefill torch fp32"] = lambda window: torch_logits(model, window, 1)
     with step("prefill speed, rounds alternated"):
-        seconds = alternate({name: lambda run=run: run(ids[None]) for name, run in builds.items()})
-    figures = {f"{name} tokens/s": PREFILL / value for name, value in seconds.items()}
+        runs = {name: partial(run, ids[None]) for name, run in builds.items()}
+        seconds = alternate(runs, 5, peers={"prefill torch fp32"})
+    found = {f"{name} tokens/s": PREFILL / float(np.median(each)) for name, each in seconds.items()}
     with step("TVM's default lowering, 4 tokens"):
         target = sits_tvm.parse_target(CPU)
         vm = relax.VirtualMachine(relax.build(mod, target), tvm.cpu())
         short = tvm.runtime.tensor(np.ascontiguousarray(ids[None, :4]))
-        seconds = timed(lambda: vm["main"](short, *params.values()))
-        figures["prefill TVM default tokens/s"] = 4 / seconds
-    return figures | {"executable": int4}
+        run = partial(vm["main"], short, *params.values())
+        found["prefill TVM default tokens/s"] = 4 / timed(run)
+    return found | {"executable": int4}
 
 
 def sizes(params: dict[str, Any], int4: Executable) -> dict[str, Any]:
@@ -165,28 +167,28 @@ def sizes(params: dict[str, Any], int4: Executable) -> dict[str, Any]:
     }
 
 
-def print_table(figures: dict[str, Any]) -> None:
+def print_table(found: dict[str, Any]) -> None:
     """One table of everything that was measured."""
-    base, torch_speed = figures["perplexity torch fp32"], figures["prefill torch fp32 tokens/s"]
-    fp32 = figures["perplexity fp32"]
+    base, torch_speed = found["perplexity torch fp32"], found["prefill torch fp32 tokens/s"]
+    fp32 = found["perplexity fp32"]
     rows = [
-        ["parameters", f"{figures['parameters']:,}", ""],
+        ["parameters", f"{found['parameters']:,}", ""],
         *(
-            [f"bytes, {name}", f"{figures[f'bytes {name}']:,}", ""]
+            [f"bytes, {name}", f"{found[f'bytes {name}']:,}", ""]
             for name in ("fp32", "fp16", "INT4 build")
         ),
         [
-            f"INT4 linear weights ({figures['linear weights']}), bytes",
-            f"{figures['linear bytes INT4']:,}",
-            f"{figures['linear bytes INT4'] / figures['linear bytes fp16']:.3f} of fp16",
+            f"INT4 linear weights ({found['linear weights']}), bytes",
+            f"{found['linear bytes INT4']:,}",
+            f"{found['linear bytes INT4'] / found['linear bytes fp16']:.3f} of fp16",
         ],
-        ["perplexity, torch fp32", f"{base:.4f}", f"{figures['tokens']} tokens"],
+        ["perplexity, torch fp32", f"{base:.4f}", f"{found['tokens']} tokens"],
         ["perplexity, our fp32", f"{fp32:.4f}", f"{fp32 / base:.6f} of torch"],
         *(
             [
                 f"perplexity, our {name}",
-                f"{figures[f'perplexity {name}']:.4f}",
-                f"{figures[f'perplexity {name}'] / fp32:.3f} of our fp32",
+                f"{found[f'perplexity {name}']:.4f}",
+                f"{found[f'perplexity {name}'] / fp32:.3f} of our fp32",
             ]
             for name in list(BUILDS)[1:]
         ),
@@ -196,7 +198,7 @@ def print_table(figures: dict[str, Any]) -> None:
                 f"{value:.1f}",
                 f"{value / torch_speed:.2f} of torch",
             ]
-            for key, value in figures.items()
+            for key, value in found.items()
             if key.startswith("prefill")
         ),
     ]
@@ -248,23 +250,6 @@ def torch_logits(model: Any, ids: np.ndarray, keep: int) -> np.ndarray:
     with torch.no_grad():
         out = model(input_ids=torch.from_numpy(ids), use_cache=False, logits_to_keep=keep)
     return out.logits.numpy()
-
-
-def alternate(runs: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
-    """Median seconds of each, one run of every candidate per round after a warm-up."""
-    for run in runs.values():
-        run()
-    seconds = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            seconds[name].append(timed(run))
-    return {name: float(np.median(values)) for name, values in seconds.items()}
-
-
-def timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 @contextlib.contextmanager
