@@ -76,7 +76,6 @@ def _products(rows: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
 
 def _models(rows: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
     for row in rows:
-        peer = row["model"] not in ("W4A16", "W4A8")
         yield {
             "Gemma 3 270M": row["model"],
             "MB": f"{row['MB']:.0f}",
