@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import figures
-
 FOLDER = Path(__file__).parent / "benchmarks"
 LEAST = {
     "bench_kernels": ["--rounds", "1"],
@@ -35,9 +33,3 @@ def test_writes_its_figures(name: str, tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert {"cpu", "threads", "apache-tvm"} <= found.pop("machine").keys()
     assert found
-
-
-def test_readme_has_the_tables_of_the_committed_figures() -> None:
-    readme = (FOLDER.parents[1] / "README.md").read_text()
-    for table in figures.tables(figures.COMMITTED):
-        assert table in readme, table
