@@ -7,6 +7,7 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,11 @@ from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.frontends._stored_codes import StoredCodes, nibbles
 
 _FOUR_BITS = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
-_ADVICE = "export the model with 4-bit weights in blocks, without g_idx, or in float and --int4"
+_ADVICE = (
+    "export the model with 4-bit weights in blocks, without g_idx, or in float, for "
+    "Config(quant=QuantSpec())"
+)
+_SIZES = ("N", "K", "block_size")
 Inputs = Sequence[relax.Expr | None]
 
 
@@ -41,6 +46,9 @@ def read_codes(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
         for name, count in read.items()
         if name in protos and protos[name].data_type in _FOUR_BITS and uses[name] == count
     }
+    for node in dequantizers:
+        if node.input[0] in arrays and node.input[1] in protos:
+            _expect_finite(node, node.input[1], numpy_helper.to_array(protos[node.input[1]]))
     matmuls = [node for node in graph.node if node.op_type == "MatMulNBits"]
     read = Counter(name for node in matmuls for name in node.input[1:4])
     for node in matmuls:
@@ -62,24 +70,27 @@ def _read_matmul(
     """Add B, scales and zero points of a node to `arrays`."""
     attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     b, scales, zeros, g_idx = [*node.input, "", ""][1:5]
-    missing = [name for name in ("N", "K", "block_size") if name not in attrs]
+    missing = [name for name in _SIZES if name not in attrs]
     if missing:
         raise _refused(node, f"it lacks {', '.join(missing)}")
-    n, k, size = (attrs[name] for name in ("N", "K", "block_size"))
+    n, k, size = (attrs[name] for name in _SIZES)
+    if size < 16 or size & (size - 1):
+        raise _refused(node, f"block_size={size} is no power of two from 16 on")
     if attrs.get("bits", 4) != 4 or g_idx or attrs.get("weight_prepacked"):
         raise _refused(node, f"bits={attrs.get('bits', 4)}, g_idx={g_idx or None!r}")
     computed = [name for name in (b, scales, zeros) if name and name not in protos]
     if computed:
         raise _refused(node, f"{', '.join(computed)} is no initializer")
     blocks = -(-k // size)
-    raw = numpy_helper.to_array(protos[b])
-    if raw.dtype != "uint8" or raw.size != n * blocks * size // 2:
-        raise _refused(node, f"{b} is {raw.dtype} {raw.shape}, N={n}, K={k}, block_size={size}")
+    raw = _shaped(node, protos[b], (n, blocks, size // 2))
+    if raw.dtype != "uint8":
+        raise _refused(node, f"{b} is {raw.dtype}, not uint8")
     codes = nibbles(raw.reshape(n, -1))[:, :k]
-    scale = numpy_helper.to_array(protos[scales]).reshape(n, blocks)
+    scale = _shaped(node, protos[scales], (n, blocks))
+    _expect_finite(node, scales, scale)
     zero = np.full(scale.shape, 8, "uint8")
     if zeros:
-        zero = _zero_points(node, numpy_helper.to_array(protos[zeros]), n, blocks)
+        zero = _zero_points(node, protos[zeros], n, blocks)
     weight = StoredCodes.of(np.ascontiguousarray(codes), scale, zero, size)
     parts = {b: weight.codes, scales: scale}
     if weight.zero_point is not None:
@@ -89,11 +100,27 @@ def _read_matmul(
             raise _refused(node, f"{name} is read in another way, too")
 
 
-def _zero_points(node: onnx.NodeProto, stored: np.ndarray, n: int, blocks: int) -> np.ndarray:
+def _shaped(node: onnx.NodeProto, proto: onnx.TensorProto, shape: tuple[int, ...]) -> np.ndarray:
+    """An initializer in `shape`; the file may have joined the axes after the first, or all."""
+    array = numpy_helper.to_array(proto)
+    if array.shape not in (shape, (shape[0], math.prod(shape[1:])), (math.prod(shape),)):
+        sizes = {attribute.name: attribute.i for attribute in node.attribute}
+        given = ", ".join(f"{name}={sizes[name]}" for name in _SIZES)
+        raise _refused(node, f"{proto.name} has shape {array.shape}, not {shape}, for {given}")
+    return array.reshape(shape)
+
+
+def _expect_finite(node: onnx.NodeProto, name: str, scale: np.ndarray) -> None:
+    if not np.isfinite(scale.astype("float32")).all():
+        raise _refused(node, f"its scales, {name}, hold NaN or infinite values")
+
+
+def _zero_points(node: onnx.NodeProto, proto: onnx.TensorProto, n: int, blocks: int) -> np.ndarray:
     """(n, blocks) uint8, of two to a byte, or of floats that are codes."""
-    if stored.dtype == "uint8":
-        return np.ascontiguousarray(nibbles(stored.reshape(n, -1))[:, :blocks])
-    zero = stored.reshape(n, blocks)
+    if proto.data_type == onnx.TensorProto.UINT8:
+        stored = _shaped(node, proto, (n, -(-blocks // 2)))
+        return np.ascontiguousarray(nibbles(stored)[:, :blocks])
+    zero = _shaped(node, proto, (n, blocks))
     if not np.isin(zero.astype("float32"), np.arange(16)).all():
         raise _refused(node, "a zero point is no code 0…15")
     return zero.astype("uint8")

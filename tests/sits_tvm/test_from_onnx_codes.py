@@ -159,6 +159,64 @@ def test_what_is_no_block_of_codes_is_refused():
         from_onnx(graph.proto())
 
 
+def with_initializer(graph, name, array):
+    """The graph, one initializer replaced."""
+    proto = graph.proto()
+    (found,) = (tensor for tensor in proto.graph.initializer if tensor.name == name)
+    found.CopyFrom(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return proto
+
+
+def test_only_shapes_with_one_meaning_are_read():
+    """Axes of B after the first may be one, or all; no other order of its axes is guessed."""
+    graph = Graph()
+    graph.matmul_n_bits("w", 8, 64, 32)
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in graph.proto().graph.initializer}
+    b, zero = arrays["w"], arrays["w.z"]
+    want = read_codes(graph.proto().graph)
+    for shape in ((8, 32), (256,)):
+        found = read_codes(with_initializer(graph, "w", b.reshape(shape)).graph)
+        np.testing.assert_array_equal(found["w"], want["w"])
+    wrong = [("w", b.transpose(1, 0, 2)), ("w", b.reshape(16, 16)), ("w", b.astype("int8"))]
+    wrong += [("w.s", arrays["w.s"].reshape(2, 8)), ("w.z", zero.reshape(4, 2))]
+    for name, array in wrong:
+        with pytest.raises(SitsError, match=f"MatMulNBits `w.y`: {name} "):
+            from_onnx(with_initializer(graph, name, array))
+    graph.nodes[0].attribute[3].i = 24
+    with pytest.raises(SitsError, match="block_size=24 is no power of two"):
+        from_onnx(graph.proto())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scales_that_are_not_finite_are_refused_when_they_are_read(value):
+    graph = Graph()
+    graph.matmul_n_bits("w", 8, 64, 32)
+    graph.dequantized("v", 8, 64, 32, TP.INT4, True)
+    for name, node in (("w.s", "MatMulNBits `w.y`"), ("v.s", "DequantizeLinear `v.w`")):
+        (found,) = (t for t in graph.initializers if t.name == name)
+        scale = onnx.numpy_helper.to_array(found).copy()
+        scale.flat[3] = value
+        with pytest.raises(SitsError, match=f"{node}: its scales, {name}, hold NaN"):
+            from_onnx(with_initializer(graph, name, scale))
+
+
+def test_blocks_of_16_stay_a_float_product_and_say_so():
+    """With the right numbers; an error where INT4 is asked for, and there is nothing else."""
+    graph = Graph()
+    graph.matmul_n_bits("w", 24, 80, 16)
+    mod, params = from_onnx(graph.proto())
+    ex = sits_tvm.build(mod, "llvm", params=params)
+    (row,) = ex.report.skipped
+    wanted = "its groups have 16 elements; write a multiple of 32"
+    assert row.reason == f"format-not-supported: {wanted}"
+    (x,) = graph.inputs.values()
+    got = relax.VirtualMachine(ex, tvm.cpu())["main"](tvm.runtime.tensor(x), *ex.param_list)
+    want = x @ graph.want["w"].T
+    np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=1e-5 * np.abs(want).max())
+    with pytest.raises(SitsError, match=f"nothing-to-quantize[^$]*, w: [^$]*{wanted}"):
+        sits_tvm.build(mod, "llvm", params=params, config=Config(quant=QuantSpec()))
+
+
 def cast_too(name):
     return H.make_node("Cast", [name], [f"{name}.cast"], to=TP.FLOAT)
 
