@@ -1,14 +1,17 @@
 """Nodes of an exported graph: their source line, the keywords a converter reads, the gradients
-they stop."""
+they stop; the names that torch can write."""
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from sits_tvm.diagnostics import Diagnostic, raise_errors
 
 _DETACH_IN_PLACE = torch.ops.aten.detach_.default
 _CONSTANT = torch.ops.aten.lift_fresh_copy.default  # of torch.tensor(…)
@@ -36,6 +39,22 @@ class _Keywords(dict):
     def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
         return super().get(key, default)
+
+
+def check_names(program: torch.export.ExportedProgram) -> None:
+    """Raise SitsError for attributes that are keywords: torch writes graphs as Python."""
+    names = (*program.state_dict, *program.constants)
+    found = [(n, part) for n in names for part in n.split(".") if keyword.iskeyword(part)]
+    raise_errors(
+        [
+            Diagnostic.error(
+                "attribute-name",
+                f"`{name}`: torch cannot decompose a program with an attribute `{part}`, a keyword",
+                help=f"call it `{part}_` in the module",
+            )
+            for name, part in found
+        ]
+    )
 
 
 def source_line(node: torch.fx.Node) -> str:

@@ -95,9 +95,10 @@ def convert_exported_program(
     """
     from relax_passes._import_fixes import IMPORT_FIXES
     from sits_tvm.frontends._torch_importer import Importer, decompose
-    from sits_tvm.frontends._torch_nodes import stopped_gradients
+    from sits_tvm.frontends._torch_nodes import check_names, stopped_gradients
     from sits_tvm.frontends._unpacked_codes import with_unpacked_codes
 
+    check_names(program)
     with stopped_gradients(program):
         program = decompose(program)
     mod, params = Importer(extra_converters or {}).convert(program)

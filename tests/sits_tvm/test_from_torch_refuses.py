@@ -43,6 +43,16 @@ def test_one_error_lists_everything_with_its_line():
         assert line in text
 
 
+def test_refuses_names_that_torch_cannot_write():
+    heads = torch.nn.ModuleDict({"class": torch.nn.Linear(4, 4), "box": torch.nn.Linear(4, 4)})
+    model = Calls(lambda x: heads["class"](x) + heads["box"](x))
+    model.heads = heads
+    with pytest.raises(SitsError, match="attribute-name") as caught:
+        from_torch(model, (torch.randn(1, 4),))
+    found = [d.message.split(":")[0] for d in caught.value.diagnostics]
+    assert found == ["`heads.class.weight`", "`heads.class.bias`"]
+
+
 def test_refuses_a_keyword_that_nobody_reads():
     program = torch.export.export(
         Calls(lambda x: torch.nn.functional.gelu(x, approximate="tanh")), (torch.randn(4),)
