@@ -40,7 +40,6 @@ class WeightChoice:
         assert config.quant is not None
         self.config, self.spec, self.report = config, config.quant, report
         self.order, self.only, self.constants = order, only, constants
-        self._skipped: list[str] = []
 
     def choose(
         self, mod: IRModule, functions: Sequence[str] | None = None
@@ -60,15 +59,14 @@ class WeightChoice:
                 chosen[gvar] = wanted
                 self._note(name, wanted)
         if not chosen and not reads_packed_weights(mod):
-            emit(_nothing_to_quantize(self._skipped))
+            emit(_nothing_to_quantize(self.report.skipped))
         return chosen
 
     def _skips(self, function: str, site: WeightSite) -> bool:
         reason = site.reason or self._unwanted(site)
         if reason is None:
             return False
-        row = note_skipped(self.report, function, site, reason)
-        self._skipped.append(f"{function}, {site.binding.name}, {site.name}: {row.reason}")
+        note_skipped(self.report, function, site, reason)
         return True
 
     def _unwanted(self, site: WeightSite) -> tuple[str, str] | None:
@@ -83,9 +81,19 @@ class WeightChoice:
             return "embedding", "set Config.quantize_embedding to store embedding tables in INT4"
         if site.kind == "head" and not self.config.quantize_head:
             return "head", "set Config.quantize_head to quantize the projection onto the vocabulary"
-        if PackedLayout(*site.shape, self.spec, self.order).nbytes >= _float_bytes(site):
-            return "no-gain", f"packed, its {site.shape} values would take no fewer bytes"
-        return None
+        return self._no_gain(site)
+
+    def _no_gain(self, site: WeightSite) -> tuple[str, str] | None:
+        """Small weights, whose last group is mostly padding."""
+        whole = replace(self.spec, group_size=-1)
+        packed, least = (
+            PackedLayout(*site.shape, spec, self.order).nbytes for spec in (self.spec, whole)
+        )
+        bytes_ = _float_bytes(site)
+        if packed < bytes_:
+            return None
+        found = f"its {site.shape} values take {bytes_} bytes, and {packed} packed as {self.spec}"
+        return "no-gain", found + f" (with group_size=-1, {least})" * (least < bytes_)
 
     def _note(self, function: str, sites: list[WeightSite]) -> None:
         first: dict[object, WeightSite] = {}
@@ -100,16 +108,13 @@ class WeightChoice:
             self.report.quantized.append(row)
 
 
-def note_skipped(
-    report: Report, function: str, site: PackedCall, reason: tuple[str, str]
-) -> SkippedWeight:
+def note_skipped(report: Report, function: str, site: PackedCall, reason: tuple[str, str]) -> None:
     """Say, in a note and in the report, why the weight of `site` stays in float."""
     code, message = reason
     where = {"function": function, "binding": site.binding.name, "ir": str(site.call)}
     emit(Diagnostic.note(code, f"`{site.name}` stays in float: {message}", **where))
     row = SkippedWeight(function, site.binding.name, site.name, f"{code}: {message}")
     report.skipped.append(row)
-    return row
 
 
 def read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:
@@ -121,8 +126,9 @@ def read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:
 _NO_PRODUCT = "it found no product with a float weight (or fake-quantized ones only)"
 
 
-def _nothing_to_quantize(skipped: list[str]) -> Diagnostic:
-    found = "\n  ".join(["it found", *skipped]) if skipped else _NO_PRODUCT
+def _nothing_to_quantize(skipped: Sequence[SkippedWeight]) -> Diagnostic:
+    lines = [f"{row.function}, {row.binding}, {row.name}: {row.reason}" for row in skipped]
+    found = "\n  ".join(["it found", *lines]) if lines else _NO_PRODUCT
     return Diagnostic.error(
         "nothing-to-quantize",
         f"Config.quant is set, but no weight can be quantized; {found}",

@@ -8,7 +8,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from relax_passes import QuantizeMatmulWeights
-from sits_tvm import Config
+from sits_tvm import Config, QuantSpec
 from sits_tvm.diagnostics import collect
 
 
@@ -20,6 +20,20 @@ def test_leaves_a_weight_that_would_grow():
         relax.TensorType((4, 384), "float16"),
     )
     assert reasons(mod, order="vectors") == ["no-gain"]
+
+
+def test_says_that_one_group_is_smaller_than_padding():
+    """Of 24 columns, which a group of 128 pads."""
+    mod = module_of(
+        relax.TensorType((10, 24), "float32"),
+        lambda bb, x, w: OP.matmul(x, bb.emit(OP.permute_dims(w))),
+        relax.TensorType((4, 24), "float32"),
+    )
+    with collect() as found:
+        QuantizeMatmulWeights(Config(quant=QuantSpec()), order="vectors")(mod)
+    message = found[-1].message
+    assert "its (10, 24) values take 960 bytes, and 1056 packed as int4 g128" in message
+    assert "(with group_size=-1, 224)" in message
 
 
 def test_leaves_products_of_activations_alone():
