@@ -24,6 +24,7 @@ _OPTIONS = ("-cubin", "-O3", "--use_fast_math", "-Xptxas", ",".join(PTXAS_OPTION
 _QUIET = ("-diag-suppress", "177,1444")  # unused variables, longlong4: TVM's, harmless
 KERNEL = re.compile(r"^extern \"C\" __global__ .*?(\w+)\([^()]*\) *\{ *$", re.MULTILINE)
 """The first line of a kernel in the CUDA text that TVM emits."""
+_PTX_KERNEL = re.compile(r"\.entry (\w+)")
 
 
 @dataclass(frozen=True)
@@ -84,36 +85,38 @@ def _run(command: list[str], seconds: float | None = None) -> subprocess.Complet
 
 
 def _problems(log: str, source: str, ptx: str) -> list[Diagnostic]:
-    """nvcc's errors, each with the kernel around its line."""
+    """nvcc's errors, each with its line of the text and the kernel around it."""
     problems = []
     for line in log.splitlines():
         if not re.search(r"\b(error|fatal)\b", line) or re.search(
             r"errors? detected|aborted due to errors", line
         ):
             continue
-        kernel = _kernel_of(line, source, ptx)
+        pattern, text, at = _place(line, source, ptx)
+        named = re.search(r"Entry function.*'(\w+)'", line)
+        kernel = named[1] if named else _last(pattern, text, at)
+        shown = text.splitlines()[at - 1 : at]
         found = re.sub(r"^.*?(?=\berror|\bfatal)", "", line)
         about = f"kernel {kernel} does not compile" if kernel else "the kernels do not compile"
         function = prim_func_of(kernel) if kernel else ""
-        problems.append(_invalid(f"{about}: {found}", function))
+        problems.append(_invalid(f"{about}: {found}", function, "".join(shown).strip()))
     last = log.strip().splitlines()[-1:] or ["nvcc failed and said nothing"]
     return problems or [_invalid(last[0])]
 
 
-def _invalid(message: str, function: str = "") -> Diagnostic:
+def _invalid(message: str, function: str = "", line: str = "") -> Diagnostic:
+    where = {"function": function, "ir": line}
     help_ = "sits_tvm.lower shows the PrimFunc it comes from"
-    return Diagnostic.error("device-code-invalid", message, function=function, help=help_)
+    return Diagnostic.error("device-code-invalid", message, help=help_, **where)
 
 
-def _kernel_of(line: str, source: str, ptx: str) -> str:
-    named = re.search(r"'(\w+)'", line)
-    if named and re.search(rf"\b{named[1]}\(", source) and "Entry function" in line:
-        return named[1]
-    at = re.search(r"\.cu\((\d+)\)", line)
-    if at:
-        return _last(KERNEL, source, int(at[1]))
+def _place(line: str, source: str, ptx: str) -> tuple[re.Pattern[str], str, int]:
+    """What an error is about: how kernels begin in a text, the text, and a line of it, from 1."""
     at = re.search(r"\.ptx, line (\d+)", line)
-    return _last(re.compile(r"\.entry (\w+)"), ptx, int(at[1])) if at else ""
+    if at:
+        return _PTX_KERNEL, ptx, int(at[1])
+    at = re.search(r"\.cu\((\d+)\)", line)
+    return KERNEL, source, int(at[1]) if at else 0
 
 
 def _last(pattern: re.Pattern[str], text: str, line: int) -> str:

@@ -31,6 +31,7 @@ def test_an_error_names_the_kernel_and_all_are_listed():
     assert bad.code == worse.code == "device-code-invalid"
     assert (bad.function, worse.function) == ("bad", "worse")
     assert 'kernel bad_kernel does not compile: error: identifier "hnearbyint"' in bad.message
+    assert (bad.ir, worse.ir) == ("a[0] = hnearbyint(a[0]);", "a[0] = hsinh(a[0]);")
 
 
 @needs_nvcc
@@ -47,6 +48,7 @@ extern "C" __global__ void second_kernel(int* a) {
         compile_device_code(holding(source), "sm_90")
     assert {problem.function for problem in caught.value.diagnostics} == {"second"}
     assert "wgmma.fence" in caught.value.diagnostics[0].message
+    assert caught.value.diagnostics[0].ir == "wgmma.fence.sync.aligned;"
 
 
 @needs_nvcc
