@@ -31,6 +31,7 @@ MODEL_HELP = (
     "(from_onnx), or a Relax module as .json (tvm.ir.save_json)"
 )
 OUTPUT = {"build": "as Executable.save writes it", "lower": "module.json and report.json"}
+_LOG = logging.getLogger("sits_tvm")
 CONFIG_HELP = "FILE.yaml holds fields of sits_tvm.Config, for example quant: {group_size: 32}"
 
 
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sits_tvm", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="build|lower|check|tune|info")
     for name, run, text in (
-        ("build", _build, "compile a model; print the report, with -o save all of it"),
+        ("build", _build, "compile a model and print the report; only -o keeps what was compiled"),
         ("lower", _lower, "stop before code generation; print or save the IR"),
         ("check", _check, "print the report that build would give, without code generation"),
         ("tune", _tune, "measure parameters for the kernels of a model"),
@@ -104,6 +105,8 @@ def _build(args: argparse.Namespace) -> int:
     executable = build(mod, args.target, params=params, config=config)
     if args.output is not None:
         executable.save(args.output)
+    else:
+        _LOG.info("nothing is saved without -o DIR")
     print(executable.report.to_json() if args.json else executable.report)
     return 0
 
@@ -216,10 +219,9 @@ def _show_progress(quiet: bool) -> None:
     """Steps that the library logs, on stderr, each with the seconds since the start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_SinceStart("[%(seconds)6.1f s] %(message)s"))
-    logger = logging.getLogger("sits_tvm")
-    logger.handlers = [handler]
-    logger.propagate = False
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    _LOG.handlers = [handler]
+    _LOG.propagate = False
+    _LOG.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 class _SinceStart(logging.Formatter):

@@ -55,8 +55,10 @@ def test_build_prints_json(mlp_json, capsys):
 def test_config_file(mlp_json, tmp_path, capsys):
     config = tmp_path / "config.yaml"
     config.write_text("quant:\n  group_size: 32\n  symmetric: false\nskip: ['down']\n")
-    assert main(["build", mlp_json, "--config", str(config), "--json", "--quiet"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["quantized"]
+    assert main(["build", mlp_json, "--config", str(config), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "nothing is saved without -o DIR" in err
+    (row,) = json.loads(out)["quantized"]
     assert (row["name"], row["spec"]) == ("up", "int4 g32 asymmetric, float16 scales")
 
 
