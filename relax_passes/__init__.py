@@ -13,6 +13,7 @@ from .fix_quantize_gradient import FixQuantizeGradient
 from .gradient_conservation_check import GradientConservationCheck, gradient_conservation_check
 from .inline_private_functions import InlinePrivateFunctions
 from .inline_tuple_access import InlineTupleAccess
+from .isolate_kernels import IsolateKernels
 from .lower_attention import LowerAttention
 from .normalize_negative_indices import NormalizeNegativeIndices
 from .pack_fake_quantized_weights import PackFakeQuantizedWeights
@@ -39,6 +40,7 @@ __all__ = [
     "GradientConservationCheck",
     "InlinePrivateFunctions",
     "InlineTupleAccess",
+    "IsolateKernels",
     "LowerAttention",
     "NormalizeNegativeIndices",
     "PackFakeQuantizedWeights",

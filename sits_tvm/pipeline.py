@@ -169,6 +169,7 @@ def fusion_passes(config: Config, target: Target, report: Report) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),  # copies would hide consumers from fusion
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
+        passes.IsolateKernels(),
         relax.transform.FuseOps(),
         passes.InlineTupleAccess(),
         relax.transform.FuseTIR(),
