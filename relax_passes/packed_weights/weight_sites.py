@@ -146,6 +146,8 @@ def reason_against(
         return "weight-is-not-a-matrix", f"the weight is {ty}; only matrices are quantized"
     if not all(isinstance(extent, int | tirx.IntImm) for extent in ty.shape):
         return "symbolic-weight-shape", f"the weight is {ty}; its shape must be static"
+    if 0 in list(ty.shape):
+        return "weight-is-empty", f"the weight is {ty}, without elements"
     activation = call.ty if kind == "embedding" else call.args[0].ty
     if not isinstance(activation.shape, relax.ShapeExpr):
         return "activation-shape-unknown", (

@@ -44,6 +44,11 @@ def cast_first(bb, w, s):
         ("scale-is-computed", "convert_qat", linear(computed_scale)),
         ("weight-is-computed", "cast before", linear(cast_first)),
         (
+            "weight-is-empty",
+            "without elements",
+            linear(with_attributes(axis=0), weight=(N, 0), scale=(N,)),
+        ),
+        (
             "not-a-weight",
             "num_input",
             linear(with_attributes(group_size=32), num_input=None),

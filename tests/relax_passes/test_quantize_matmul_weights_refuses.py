@@ -57,6 +57,10 @@ def test_leaves_products_of_activations_alone():
 @pytest.mark.parametrize(
     ("code", "mod"),
     [
+        (
+            "weight-is-empty",
+            module_of(relax.TensorType((64, 0), "float32"), lambda bb, x, w: OP.matmul(x, w)),
+        ),
         ("not-a-weight", module_of(MATRIX, lambda bb, x, w: OP.matmul(x, w), num_input=None)),
         (
             "weight-on-the-left",
