@@ -16,8 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Two threads that replaced the function at once would put each other's back.
-_LOCK = threading.RLock()
+_lock = threading.Lock()  # of what follows; threads parse beside one another
+_blocks = 0  # that threads are in, all together
+_slow = inspect.stack
+
+
+class _Here(threading.local):
+    """Blocks that the thread is in."""
+
+    blocks = 0
+
+
+_here = _Here()
 
 
 def load_tensor_intrinsics() -> None:
@@ -28,22 +38,30 @@ def load_tensor_intrinsics() -> None:
 
 @contextmanager
 def quick_stack() -> Iterator[None]:
-    """Inside the block `inspect.stack` does without the names of modules.
+    """Inside the block `inspect.stack` does without the names of modules, in this thread.
 
-    TVMScript that is parsed inside it means the same. The function is replaced for all threads,
-    one block at a time.
+    TVMScript that is parsed inside it means the same.
     """
-    with _LOCK:
-        slow = inspect.stack
-        inspect.stack = _stack
-        try:
-            yield
-        finally:
-            inspect.stack = slow
+    global _blocks, _slow
+    with _lock:
+        if not _blocks:
+            _slow, inspect.stack = inspect.stack, _stack
+        _blocks += 1
+    _here.blocks += 1
+    try:
+        yield
+    finally:
+        _here.blocks -= 1
+        with _lock:
+            _blocks -= 1
+            if not _blocks:
+                inspect.stack = _slow
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
-    """As `inspect.stack`, with one line of context at most."""
+    """As `inspect.stack`, in a block with one line of context at most."""
+    if not _here.blocks:
+        return _slow(context)[1:]
     frames = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -5,9 +5,6 @@ Imports onnx.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +20,6 @@ from sits_tvm.frontends._onnx_codes import dequantize_linear, matmul_n_bits, rea
 from sits_tvm.frontends._onnx_shapes import SHAPE_OPERANDS, ShapeValues
 
 _LARGE = 1 << 16
-_LOCK = threading.RLock()  # output is redirected for all threads
 _DOMAINS = ("", "ai.onnx")
 _MICROSOFT = "com.microsoft"
 _CONTRIB = (
@@ -38,6 +34,13 @@ _STATIC = (
     "export with static shapes (torch.onnx.export without dynamic_shapes), or fold them first: "
     "onnxsim model.onnx out.onnx --overwrite-input-shape NAME:1,3,4"
 )
+
+
+class _Stop(BaseException):
+    """Ends the import with an error: TVM prints a line for what is an Exception."""
+
+    def __init__(self, error: SitsError) -> None:
+        self.error = error
 
 
 class Importer(ONNXGraphImporter):
@@ -58,8 +61,9 @@ class Importer(ONNXGraphImporter):
         opsets = {entry.domain: entry.version for entry in self.model.opset_import}
         version = opsets.get("", opsets.get("ai.onnx", 1))
         try:
-            with _LOCK, contextlib.redirect_stdout(io.StringIO()):  # TVM prints what it fails on
-                mod = self.from_onnx(self.model.graph, version)
+            mod = self.from_onnx(self.model.graph, version)
+        except _Stop as stop:
+            raise stop.error from stop.__cause__
         except SitsError:
             raise
         except Exception as error:  # converters have errors of their own
@@ -152,14 +156,14 @@ class Importer(ONNXGraphImporter):
             if elements is not None:
                 self._shapes.remember(made, elements)
             return made
-        except SitsError:
-            raise
+        except SitsError as error:
+            raise _Stop(error) from error.__cause__
         except Exception as error:
             reason = (str(error).strip().splitlines() or [repr(error)])[-1]
             message = f"{op_name} `{attrs['tvm_custom']['name']}`: {reason}"
             help_ = "export the model with other operators or attributes"
             found = Diagnostic.error("op-not-converted", message, help=help_)
-            raise SitsError([found]) from error
+            raise _Stop(SitsError([found])) from error
 
     def _parse_value_proto(self, proto: Any) -> str:
         """A node without a name is called after its first output."""

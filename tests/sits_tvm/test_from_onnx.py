@@ -1,5 +1,7 @@
 """from_onnx gives the numbers of onnxruntime, params by name, and one error for all faults."""
 
+import sys
+
 import numpy as np
 import pytest
 import tvm
@@ -9,6 +11,7 @@ from sits_tvm import SitsError
 from sits_tvm.frontends.onnx import from_onnx
 
 onnx = pytest.importorskip("onnx")
+Importer = pytest.importorskip("sits_tvm.frontends._onnx_importer").Importer
 H, TP = onnx.helper, onnx.TensorProto
 node = H.make_node
 
@@ -147,11 +150,24 @@ def test_lists_every_unsupported_node():
     ]
 
 
-def test_names_the_node_that_cannot_be_converted(rng):
+def test_names_the_node_that_cannot_be_converted(rng, capfd):
     nodes = [node("CumSum", ["x", "axis"], ["y"], name="running")]
     proto = model(nodes, [("x", TP.FLOAT, [2, 3]), ("axis", TP.INT64, [])], {})
     with pytest.raises(SitsError, match=r"op-not-converted.*CumSum `running`"):
         from_onnx(proto)
+    assert capfd.readouterr().out == ""  # TVM prints its inputs
+
+
+def test_prints_of_other_threads_are_not_lost(rng, monkeypatch):
+    used, convert, before = [], Importer._convert_operator, sys.stdout
+
+    def converted(*args):
+        used.append(sys.stdout)
+        return convert(*args)
+
+    monkeypatch.setattr(Importer, "_convert_operator", converted)
+    from_onnx(model([node("Relu", ["x"], ["y"])], [("x", TP.FLOAT, [2, 3])], {}))
+    assert used == [before]
 
 
 def test_refuses_another_type_than_onnx_says(rng):

@@ -1,5 +1,6 @@
 import inspect
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
@@ -51,18 +52,33 @@ def test_the_slow_one_comes_back():
     assert inspect.stack is before
 
 
-def test_blocks_of_two_threads_do_not_mix():
-    """The other one waits: overlapping blocks would leave the quick function behind."""
-    before, entered = inspect.stack, threading.Event()
+def test_other_threads_have_the_slow_one():
+    """It finds the module of a frame, which is what takes the time, and all lines of context."""
+
+    def other():
+        with quick_stack():
+            quick = len(inspect.stack(3)[0].code_context)
+        return quick, len(inspect.stack(3)[0].code_context), inspect.stack()[0].function
+
+    with quick_stack(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(other).result(10) == (1, 3, "other")
+        assert len(inspect.stack(3)[0].code_context) == 1
+
+
+def test_blocks_of_two_threads_overlap():
+    """The one that began first ends first; the function comes back with the last."""
+    before, entered, left = inspect.stack, threading.Event(), threading.Event()
 
     def other():
         with quick_stack():
             entered.set()
+            assert left.wait(20)
+            return len(inspect.stack(3)[0].code_context)
 
-    thread = threading.Thread(target=other)
-    with quick_stack():
-        thread.start()
-        assert not entered.wait(0.2)
-    thread.join(10)
-    assert entered.is_set()
+    with ThreadPoolExecutor(1) as pool:
+        with quick_stack():
+            made = pool.submit(other)
+            assert entered.wait(20)
+        left.set()
+        assert made.result(20) == 1
     assert inspect.stack is before
