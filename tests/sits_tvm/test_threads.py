@@ -67,6 +67,7 @@ def test_jobs_differ_and_some_fail(alone):
     made = [parts for parts in alone if not isinstance(parts, str)]
     names = [next(iter(params)).split(".")[0] for *_, params in made]
     assert names == ["w32", "w64", "w40", "w24"]
+    assert [[len(text) > 100 for text in code] for _, code, *_ in made] == [[True]] * 4
 
 
 def test_four_threads_make_what_one_makes(alone):
