@@ -8,6 +8,7 @@ from .bound_kernel_extents import BoundKernelExtents
 from .bound_take_indices import BoundTakeIndices
 from .broadcast_infinite_fills import BroadcastInfiniteFills
 from .canonicalize_attention import CanonicalizeAttention
+from .canonicalize_codes import canonicalize_codes
 from .check_sub_byte_buffers import CheckSubByteBuffers, check_sub_byte_buffers
 from .fix_quantize_gradient import FixQuantizeGradient
 from .gradient_conservation_check import GradientConservationCheck, gradient_conservation_check
@@ -54,6 +55,7 @@ __all__ = [
     "WidenBfloat16Ops",
     "WidenCumsum",
     "WidenHalfIntrinsics",
+    "canonicalize_codes",
     "check_sub_byte_buffers",
     "gradient_conservation_check",
     "gradients",

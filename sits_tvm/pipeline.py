@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -46,7 +47,8 @@ def graph_passes(
 ) -> list[Pass]:
     """Phase 1: from the user's module to the module we want to compile.
 
-    Where `params` are given, redundant heads of attention are pruned, and `params` updated.
+    Where `params` are given, redundant heads of attention are pruned and weights that are computed
+    of codes found, and `params` updated.
     """
     _refuse_activations(config, target)
     quantize, order = [], tir_schedules.weight_order(target)
@@ -62,6 +64,7 @@ def graph_passes(
         passes.RemoveStopGradients(),
         passes.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
+        _on_weights("CanonicalizeCodes", passes.canonicalize_codes, params),
         *_attention_passes(config, report),
         *_prune_heads(config, report, params),
         passes.PackFakeQuantizedWeights(order=order, report=report),
@@ -98,19 +101,33 @@ def _attention_passes(config: Config, report: Report) -> list[Pass]:
 
 
 def _prune_heads(config: Config, report: Report, params: Params | None) -> list[Pass]:
-    """`passes.prune_redundant_heads` as a pass, which writes to `params`; checked as the others."""
+    """`passes.prune_redundant_heads` as a pass, checked as the others."""
     rules = config.attention_rules & set(HEAD_RULES)
     if params is None or not rules:
         return []
 
-    @tvm.transform.module_pass(opt_level=0, name="PruneRedundantHeads")
-    def prune(mod: IRModule, _ctx: PassContext) -> IRModule:
-        pruned, left = passes.prune_redundant_heads(mod, params, rules=rules, report=report)
-        params.clear()
-        params.update(left)
-        return pruned
-
+    prune = _on_weights(
+        "PruneRedundantHeads",
+        partial(passes.prune_redundant_heads, rules=rules, report=report),
+        params,
+    )
     return [checked(prune, run_on_host, report, params) if config.verify else prune]
+
+
+def _on_weights(
+    name: str, rewrite: Callable[..., tuple[IRModule, Params]], params: Params | None
+) -> Pass:
+    """A function of a module and its weights as a pass, which writes to `params`."""
+
+    @tvm.transform.module_pass(opt_level=0, name=name)
+    def run(mod: IRModule, _ctx: PassContext) -> IRModule:
+        changed, left = rewrite(mod, params or {})
+        if params is not None:
+            params.clear()
+            params.update(left)
+        return changed
+
+    return run
 
 
 def _gradient_check(config: Config, report: Report) -> list[Pass]:

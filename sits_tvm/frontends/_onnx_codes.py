@@ -18,8 +18,9 @@ from onnx import numpy_helper
 from tvm import relax
 
 from relax_passes.op.fake_quantize import dequantize
+from relax_passes.packed_weights.stored_codes import StoredCodes
 from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.frontends._stored_codes import StoredCodes, nibbles
+from sits_tvm.frontends._stored_codes import nibbles
 
 _FOUR_BITS = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 _ADVICE = (

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import numpy as np
 from tvm.runtime import Tensor
 
+from relax_passes.packed_weights.stored_codes import StoredCodes
 from sits_tvm._safetensors import read_safetensors
 from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
 from sits_tvm.frontends._packed_layouts import METHODS, Arrays, Reader
-from sits_tvm.frontends._stored_codes import StoredCodes
 
 _FLOAT = "pass the float model, with Config(quant=QuantSpec())"
 _ADVICE = f"correct config.json, or {_FLOAT}"

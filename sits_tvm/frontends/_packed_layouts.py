@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sits_tvm.frontends._stored_codes import StoredCodes, nibbles
+from relax_passes.packed_weights.stored_codes import StoredCodes
+from sits_tvm.frontends._stored_codes import nibbles
 
 Arrays = Mapping[str, np.ndarray]
 Reader: TypeAlias = "Callable[[Arrays, dict[str, Any]], StoredCodes]"

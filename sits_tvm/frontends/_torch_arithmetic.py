@@ -149,16 +149,19 @@ _ARITHMETIC = {
     "fmod": _arithmetic(R.mod),
     **{name: _arithmetic(op) for name, op in _COMPARISONS.items()},
 }
+_SHIFTS = {"left": _arithmetic(R.left_shift), "right": _arithmetic(R.right_shift)}
+_KINDS = ("Tensor", "Scalar")
 
 ARITHMETIC: dict[str, Callable[[Node, Any], Any]] = {
-    **{f"{name}.{kind}": f for name, f in _ARITHMETIC.items() for kind in ("Tensor", "Scalar")},
+    **{f"{name}.{kind}": f for name, f in _ARITHMETIC.items() for kind in _KINDS},
     "div.Tensor_mode": _divide,
     "div.Scalar_mode": _divide,
     "floor_divide.default": _arithmetic(R.floor_divide),
     "maximum.default": _arithmetic(R.maximum, R.logical_or),
     "minimum.default": _arithmetic(R.minimum, R.logical_and),
-    **{f"__lshift__.{kind}": _arithmetic(R.left_shift) for kind in ("Tensor", "Scalar")},
-    **{f"__rshift__.{kind}": _arithmetic(R.right_shift) for kind in ("Tensor", "Scalar")},
+    **{f"__{side[0]}shift__.{kind}": f for side, f in _SHIFTS.items() for kind in _KINDS},
+    **{f"bitwise_{side}_shift.Tensor": f for side, f in _SHIFTS.items()},
+    **{f"bitwise_{side}_shift.Tensor_Scalar": f for side, f in _SHIFTS.items()},
     "pow.Tensor_Scalar": _power,
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,

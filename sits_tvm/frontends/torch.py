@@ -96,7 +96,6 @@ def convert_exported_program(
     from relax_passes._import_fixes import IMPORT_FIXES
     from sits_tvm.frontends._torch_importer import Importer, decompose
     from sits_tvm.frontends._torch_nodes import check_names, stopped_gradients
-    from sits_tvm.frontends._unpacked_codes import with_unpacked_codes
 
     check_names(program)
     with stopped_gradients(program):
@@ -105,8 +104,7 @@ def convert_exported_program(
     with collect() as found:
         mod = tvm.transform.Sequential(list(IMPORT_FIXES))(mod)
     raise_errors(found)
-    main, params = with_unpacked_codes(mod, params)
-    return module_of(main), params
+    return module_of(mod["main"]), params
 
 
 def module_of(main: relax.Function) -> IRModule:

@@ -9,10 +9,11 @@ from tiny_models import tiny, tokens
 from tvm import relax
 
 import sits_tvm
+from relax_passes.packed_weights.stored_codes import StoredCodes
 from sits_tvm import Config, QuantSpec, from_pretrained
 from sits_tvm.diagnostics import SitsError, collect
 from sits_tvm.frontends._packed_checkpoints import read_packed
-from sits_tvm.frontends._stored_codes import StoredCodes, with_stored_codes
+from sits_tvm.frontends._stored_codes import with_stored_codes
 from tir_schedules.int4_format.packing import PackedLayout, unpack, unpack_parts
 
 torch = pytest.importorskip("torch")
