@@ -97,6 +97,25 @@ def test_small_powers_are_products(exponent, rng):
     assert "powf" not in assembly
 
 
+# TVM's functions of one float that `VectorizeLoop` makes vectors of, by `TVectorizable`.
+VECTORISED = {
+    **{name: getattr(np, name) for name in ("cos", "cosh", "exp", "exp2", "fabs", "floor", "log")},
+    **{
+        name: getattr(np, name) for name in ("log10", "sin", "sinh", "sqrt", "tan", "tanh", "trunc")
+    },
+    **{"round": np.round, "sigmoid": sigmoid},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", VECTORISED)
+def test_what_tvm_makes_vectors_of_compiles(name, dtype, rng):
+    x = rng.uniform(0.6, 2, 64).astype(dtype)
+    y, _ = run(lambda v: tirx.call_intrin(dtype, f"tirx.{name}", v), x, HOST)
+    exact = VECTORISED[name](x.astype("float64"))
+    np.testing.assert_allclose(y, exact, rtol=1e-6 if dtype == "float32" else 1e-14, atol=1e-7)
+
+
 def test_leaves_other_types_and_functions_alone():
     x, y = tirx.Var("x", "float64"), tirx.Var("y", "float32")
     for expression in (tirx.exp(x), tirx.log(y), tirx.pow(y, y), tirx.sqrt(y)):

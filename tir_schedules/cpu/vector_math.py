@@ -34,7 +34,9 @@ _ERFC_FIT = [
 def vectorizable_math(node: tirx.Stmt | Expr) -> tirx.Stmt | Expr:
     """`node` with every call named above replaced, in float32 or (through float32) float16.
 
-    Powers are replaced where the exponent is a constant 2, 3 or 4. Other calls stay.
+    Powers are replaced where the exponent is a constant 2, 3 or 4. sinh and cosh, of which TVM
+    makes vectors that it then has no code for, become the calls of libm that it makes of scalars.
+    Other calls stay.
     """
     return tvm_ffi.structural_map(node, (Call, _replace), order="post")
 
@@ -43,6 +45,8 @@ def _replace(call: Call) -> Expr:
     name = getattr(call.op, "name", "")
     if name == "tirx.pow":
         return _replace_power(call)
+    if name in _LIBM:
+        return _scalar_call(call)
     if name not in _REPLACEMENTS or str(call.ty.dtype) not in ("float32", "float16"):
         return call
     result = _REPLACEMENTS[name](call.args[0].astype("float32"))
@@ -54,6 +58,15 @@ def _replace_power(call: Call) -> Expr:
     if isinstance(exponent, tirx.FloatImm) and exponent.value in (2.0, 3.0, 4.0):
         return _let(base, lambda x: _power(x, int(exponent.value)))
     return call
+
+
+def _scalar_call(call: Call) -> Expr:
+    """The call of libm, which `VectorizeLoop` leaves one lane at a time."""
+    dtype = str(call.ty.dtype)
+    if dtype not in _LIBM_SUFFIX:
+        return call
+    name = call.op.name.removeprefix("tirx.") + _LIBM_SUFFIX[dtype]
+    return tirx.call_pure_extern(dtype, name, *call.args)
 
 
 def exp(x: Expr) -> Expr:
@@ -162,4 +175,5 @@ def _let(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     return tirx.Let(var, value, body(var))
 
 
+_LIBM, _LIBM_SUFFIX = ("tirx.sinh", "tirx.cosh"), {"float32": "f", "float64": ""}
 _REPLACEMENTS = {"tirx.exp": exp, "tirx.tanh": tanh, "tirx.sigmoid": sigmoid, "tirx.erf": erf}
