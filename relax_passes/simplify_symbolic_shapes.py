@@ -169,6 +169,8 @@ def _unknown_shapes(func: relax.Function) -> Iterator[relax.VarBinding]:
             continue
         if value.op.get_attr("FLegalize") is None or any(map(value.op.get_attr, _DATA_DEPENDENT)):
             continue
+        if value.op.get_attr("RequiresArgumentShapes") is False:  # R.inspect: read at run time
+            continue
         if any(_is_unknown(expr.ty) for expr in (binding.var, *value.args)):
             yield binding
 

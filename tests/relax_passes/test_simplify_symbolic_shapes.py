@@ -10,6 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+import sits_tvm
 from relax_passes.simplify_symbolic_shapes import SimplifySymbolicShapes
 from sits_tvm.diagnostics import collect
 
@@ -124,6 +125,16 @@ def test_lists_every_unknown_shape():
     ]
     assert "R.multiply" in found[1].message
     assert "tir_var_lower_bound" in found[0].help
+
+
+def test_shapes_that_are_read_at_run_time_are_no_error():
+    x, bb = relax.Var("x", relax.TensorType(dtype="float32")), relax.BlockBuilder()
+    with bb.function("main", [x]):
+        extent = relax.Call(tvm.ir.Op.get("relax.inspect.tensor_shape_i"), [x, relax.prim_value(1)])
+        bb.emit_func_output(bb.emit(extent))
+    verify(bb.get(), bb.get())
+    vm = relax.VirtualMachine(sits_tvm.build(bb.get(), "llvm"), tvm.cpu())
+    assert vm["main"](np.zeros((2, 5, 3), "float32")) == 5
 
 
 def test_ops_that_depend_on_data_are_no_error():
