@@ -58,8 +58,8 @@ class _Bounder(PyExprMutator):
         table, indices = call.args
         if isinstance(indices, GenericConst) or not _is_float(table):
             return call
-        axis = call.attrs["axis"]
-        return relax.op.take(table, indices, None if axis is None else int(axis), mode="nan")
+        axis = call.attrs["axis"]  # None, of a table of one axis, fails in TVM with "nan"
+        return relax.op.take(table, indices, 0 if axis is None else int(axis), mode="nan")
 
 
 def _is_float(table: relax.Expr) -> bool:

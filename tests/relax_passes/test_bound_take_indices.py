@@ -60,3 +60,10 @@ def test_an_id_outside_the_table_gives_nan(rng, quant):
     if quant is not None:
         table = unpack(pack(table, quant), PackedLayout(5, 64, quant))
     np.testing.assert_array_equal(got[0], table[4])
+
+
+def test_a_table_of_one_axis_needs_none_named():
+    vm = relax.VirtualMachine(sits_tvm.build(take(((5,), "float32"), IDS), "llvm"), tvm.cpu())
+    table = np.arange(5, dtype="float32")
+    got = vm["main"](table, np.array([4, 0, 5, -1])).numpy()
+    np.testing.assert_array_equal(got, [4, 0, np.nan, np.nan])
