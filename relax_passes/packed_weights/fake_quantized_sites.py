@@ -131,7 +131,7 @@ def _site(
     if source is None:
         return None  # an activation
     weights = weights_of(func)
-    call = bound[variable]
+    call, quantizer = bound[variable], _symmetric(quantizer, bound)
     kind = "embedding" if call.op == TAKE else "matmul"
     sources = (source, *(_same_elements(arg, bound) for arg in quantizer.args[1:]))
     dtypes = _CODES if quantizer.op == DEQUANTIZE else FLOATS
@@ -142,6 +142,16 @@ def _site(
         reason = _reason(quantizer, sources, weights)
     name = weight_name(source, variable)
     return FakeQuantizedSite(variable, call, kind, quantizer, sources, name, transposed, reason)
+
+
+def _symmetric(quantizer: relax.Call, bound: dict[relax.Var, relax.Expr]) -> relax.Call:
+    """The call without a zero point, where that is the constant 0 and codes are signed."""
+    zero = _same_elements(quantizer.args[-1], bound)
+    is_zero = isinstance(zero, GenericConst) and not zero.value.numpy().any()
+    if len(quantizer.args) < 3 or not is_zero or not quantizer.attrs["signed"]:
+        return quantizer
+    call = relax.Call(quantizer.op, quantizer.args[:-1], quantizer.attrs)
+    return relax.BlockBuilder().normalize(call)
 
 
 def _same_elements(expr: relax.Expr, bound: dict[relax.Var, relax.Expr]) -> relax.Expr:

@@ -28,7 +28,8 @@ def from_torch(
     Parameters
     ----------
     module_or_exported_program : torch.nn.Module or torch.export.ExportedProgram
-        A module is exported first, in the mode it is in: call ``eval()`` before.
+        A module is exported first, in the mode it is in: call ``eval()`` before; of one that
+        ``torch.ao.quantization.prepare_qat`` made, disable the observers, too.
     example_inputs : sequence or mapping, optional
         Positional arguments, or keyword arguments by name. Needed for a module only.
     dynamic_shapes : optional
@@ -119,11 +120,18 @@ def _export(
 ) -> torch.export.ExportedProgram:
     import torch
 
+    from sits_tvm.frontends._torch_fake_quantize import flags_as_they_are
+
     try:
-        with torch.enable_grad():  # else the regions under no_grad leave no trace
+        with (
+            flags_as_they_are(module),
+            torch.enable_grad(),
+        ):  # else the regions under no_grad leave no trace
             return torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
+    except SitsError:
+        raise
     except Exception as error:
         help = "make torch.export.export(module, args, dynamic_shapes=…, strict=False) work first"
         found = f"torch.export: {type(error).__name__}: {error}"

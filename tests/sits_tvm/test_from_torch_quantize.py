@@ -5,6 +5,7 @@ import pytest
 from torch_runs import Calls, run
 from tvm import relax
 
+import sits_tvm
 from relax_passes import FixQuantizeGradient
 from sits_tvm import SitsError, from_torch
 from sits_tvm.diagnostics import collect
@@ -158,3 +159,39 @@ def test_the_gradient_factor_is_noted():
     with collect() as found:
         from_torch(Calls(scaled, ONE.reshape(1), torch.zeros(1)), (torch.ones(2, 3),))
     assert "gradient-factor" in [d.code for d in found]
+
+
+class QuantizedActivations(torch.nn.Module):
+    """Fakes of torch.ao with tensors of flags; `fused` ones update and quantize in one op."""
+
+    def __init__(self, fused):
+        super().__init__()
+        ao = torch.ao.quantization
+        made = ao.FusedMovingAvgObsFakeQuantize if fused else ao.FakeQuantize
+        weights = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0, "dtype": torch.qint8}
+        observer = ao.MovingAveragePerChannelMinMaxObserver
+        self.weight = torch.nn.Parameter(torch.randn(16, 64))
+        self.of_weight = made(observer, quant_min=-8, quant_max=7, **weights)
+        self.of_input = made(ao.MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
+        self.off = made(ao.MovingAverageMinMaxObserver)
+        self.off.disable_fake_quant()
+
+    def forward(self, x):
+        return self.off(self.of_input(x) @ self.of_weight(self.weight).T)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_modules_of_torch_ao_do_what_their_flags_say(fused):
+    """Their weights are packed, symmetric where all zero points are 0."""
+    torch.manual_seed(0)
+    model, x = QuantizedActivations(fused), torch.randn(3, 64)
+    model(x)
+    with pytest.raises(SitsError, match=r"observer-enabled[^$]*`of_weight`[^$]*`of_input`"):
+        from_torch(model, (x,))
+    model.apply(torch.ao.quantization.disable_observer)
+    mod, params = from_torch(model.eval(), (x,))
+    assert "forward" not in vars(model.of_weight)
+    got, want = run(mod, params, x), model(x).detach().numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-2 * np.abs(want).max())
+    (row,) = sits_tvm.build(mod, "llvm", params=params).report.quantized
+    assert (row.name, row.spec.split(",")[0]) == ("weight", "int4 per channel symmetric")
