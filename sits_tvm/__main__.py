@@ -53,7 +53,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sits_tvm", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m sits_tvm",
+        description="Models with INT4 weights. Each command is the function of sits_tvm of its "
+        "name; help(sits_tvm.Config) says what --config takes.",
+    )
     commands = parser.add_subparsers(required=True, metavar="build|lower|check|tune|info")
     for name, run, text in (
         ("build", _build, "compile a model and print the report; only -o keeps what was compiled"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sits_tvm.frontends._packages import require
 from sits_tvm.report_tables import render_table
 
 from .rows import AttentionRow, ProjectionRank, Similarity
@@ -96,6 +97,7 @@ class AttentionRedundancy:
 
     def plot(self) -> Any:
         """A matplotlib figure: ranks, importance of heads, similarity, kept keys."""
+        require("matplotlib", "AttentionRedundancy.plot", "tutorials")
         from .plot import plot
 
         return plot(self)

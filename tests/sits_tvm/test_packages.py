@@ -7,6 +7,7 @@ import pytest
 import sits_tvm
 from sits_tvm import SitsError
 from sits_tvm.__main__ import main
+from sits_tvm.attention_redundancy.result import AttentionRedundancy
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,9 @@ def test_command_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["check", str(tmp_path / "model.pt2"), "--quiet"]) == 1
     assert "pip install 'sits_tvm[hf]'" in capsys.readouterr().err
+
+
+def test_plot_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SitsError, match=r"plot needs matplotlib[^$]*sits_tvm\[tutorials\]"):
+        AttentionRedundancy([]).plot()
