@@ -254,7 +254,8 @@ def _note_dequantized(file: GGUFFile, stored: Mapping[str, StoredCodes]) -> None
     if found:
         message = (
             f"{file.path.name}: tensors in {', '.join(found)} are dequantized, and rounded again "
-            "where Config.quant asks for INT4; only rows of Q4_0 are taken over"
+            "where Config.quant asks for INT4; only rows of Q4_0 are taken over: other types have "
+            "more bits, or, as Q4_K, minima that are no codes times the scale"
         )
         emit(Diagnostic.note("gguf-dequantized", message))
 
