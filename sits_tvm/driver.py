@@ -200,6 +200,10 @@ def _check_module(mod: IRModule) -> None:
 def _faults(name: str, func: relax.Function) -> list[Diagnostic]:
     """What of one function could only fail later, without a name."""
     found = num_input_faults(name, func)
+    if "Primitive" in (func.attrs or {}):
+        message = f"{name} is public and has the attribute Primitive: TVM would make a kernel of it"
+        help_ = "write it with @R.function(private=True), or without the attribute"
+        found.append(Diagnostic.error("primitive-function", message, function=name, help=help_))
 
     def visit(expr: relax.Expr) -> None:
         if isinstance(expr, relax.Function) and not expr.same_as(func):

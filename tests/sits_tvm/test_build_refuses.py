@@ -40,6 +40,12 @@ def test_refuses_a_local_function():
     assert codes(refused(Closure, CPU)) == ["local-function"]
 
 
+def test_refuses_a_public_function_that_fusion_would_make_a_kernel_of():
+    mod = one_function(lambda bb, x, w: relax.op.matmul(x, w), MATRIX, MATRIX)
+    mod["main"] = mod["main"].with_attr("Primitive", True)
+    assert codes(refused(mod, CPU)) == ["primitive-function"]
+
+
 def test_refuses_a_tuple_among_the_params():
     pair = relax.TupleType([MATRIX, MATRIX])
     mod = one_function(
