@@ -112,8 +112,9 @@ class Executable(relax.VMExecutable):
     def _write(self, directory: Path) -> None:
         try:
             self.export_library(str(directory / _LIBRARY))
-        except RuntimeError as error:
-            message = f"the library was not linked: {str(error).strip().splitlines()[-1]}"
+        except Exception as error:  # TVM's are of many kinds
+            reason = [type(error).__name__, *str(error).strip().splitlines()][-1]
+            message = f"the library was not linked: {reason}"
             help_ = "a C++ compiler links it, with room in the folder of temporary files"
             raise _error("library-not-linked", message, help=help_) from error
         write_safetensors(directory / _PARAMS, self.params)
@@ -162,18 +163,27 @@ def _others(path: Path) -> list[str]:
 
 
 def _replace(path: Path, draft: Path) -> None:
-    """Put `draft` in the place of `path`; what was there comes back if that fails."""
-    if not path.exists():
-        draft.rename(path)
-        return
-    old = draft.with_name(f"{draft.name}.old")
-    path.rename(old)
+    """Put `draft` in the place of `path`; what was there comes back if that fails.
+
+    Where a process is killed in between, `load` finds the old one, set aside.
+    """
+    aside = _aside(path)
+    if path.exists():
+        if aside.exists():
+            shutil.rmtree(aside)
+        path.rename(aside)
     try:
         draft.rename(path)
     except OSError:
-        old.rename(path)
+        if aside.exists():
+            aside.rename(path)
         raise
-    shutil.rmtree(old)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(path: Path) -> Path:
+    """Where `_replace` puts an older executable."""
+    return path.with_name(f".{path.name}.old")
 
 
 def load(directory: str | os.PathLike[str]) -> Executable:
@@ -186,6 +196,8 @@ def load(directory: str | os.PathLike[str]) -> Executable:
         built for a CPU that this machine is not, or for CUDA on a machine without a driver.
     """
     path = Path(directory)
+    if not path.exists() and _aside(path.resolve()).exists():
+        path = _aside(path.resolve())  # a `save` over it was killed
     meta = _read_meta(path)
     mismatch = host_mismatch(parse_target(meta["target"]))
     if mismatch:

@@ -61,10 +61,16 @@ def compile_text(
     command = [str(tools.nvcc), f"-arch={arch}", *_QUIET]
     key = cache_key(version(tools.nvcc), *command, *_OPTIONS, source)
     kept = read_cubin(key)
-    if kept is not None:
-        cubin.write_bytes(kept[0])
-        return cubin, kept[1]
-    text.write_text(source)
+    try:
+        if kept is not None:
+            cubin.write_bytes(kept[0])
+            return cubin, kept[1]
+        text.write_text(source)
+    except OSError as error:
+        message = f"cannot write what nvcc reads: {error}"
+        help_ = "make room in the folder of temporary files, or let TMPDIR name another"
+        found = Diagnostic.error("device-code-not-written", message, help=help_)
+        raise SitsError([found]) from error
     done = _run([*command, *_OPTIONS, "-o", str(cubin), str(text)], seconds)
     if done.returncode == 0:
         write_cubin(key, cubin.read_bytes(), done.stderr)

@@ -4,7 +4,8 @@ import pytest
 from cuda_sources import Linear, holding, needs_nvcc
 
 import sits_tvm
-from sits_tvm.device_code import Launch, check_launches, compile_device_code
+from sits_tvm.device_code import Launch, check_launches, compile_device_code, require_toolkit
+from sits_tvm.device_code.nvcc import compile_text
 from sits_tvm.diagnostics import SitsError
 
 BROKEN = r"""
@@ -32,6 +33,12 @@ def test_an_error_names_the_kernel_and_all_are_listed():
     assert (bad.function, worse.function) == ("bad", "worse")
     assert 'kernel bad_kernel does not compile: error: identifier "hnearbyint"' in bad.message
     assert (bad.ir, worse.ir) == ("a[0] = hnearbyint(a[0]);", "a[0] = hsinh(a[0]);")
+
+
+@needs_nvcc
+def test_says_that_the_text_cannot_be_written(tmp_path):
+    with pytest.raises(SitsError, match="device-code-not-written.*none/kernels.cu"):
+        compile_text(require_toolkit(), "sm_90", BROKEN, tmp_path / "none")
 
 
 @needs_nvcc

@@ -1,9 +1,11 @@
 """Saved and loaded, an executable is the same; what is no executable is refused."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,14 @@ from sits_tvm import Config, QuantSpec, SitsError
 QUANT = Config(quant=QuantSpec(group_size=32, symmetric=False))
 
 
-@pytest.fixture(scope="module")
-def built():
+def build():
     params = mlp_params(np.random.default_rng(0))
     return sits_tvm.build(Mlp, "llvm -mcpu=native", params=params, config=QUANT)
+
+
+@pytest.fixture(scope="module")
+def built():
+    return build()
 
 
 def run(executable, x):
@@ -121,6 +127,51 @@ def test_the_older_one_comes_back_if_it_cannot_be_replaced(built, tmp_path, monk
     assert code_of(built.save, path) == "output-not-writable"
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
     assert sits_tvm.load(path).report == built.report
+
+
+def test_a_save_that_is_killed_leaves_the_older_one(built, tmp_path, monkeypatch):
+    """Between the two renames; the next save tidies up."""
+    path, rename = built.save(tmp_path / "model"), Path.rename
+
+    def kill(self, target):
+        if Path(target) == path:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", kill)
+        with pytest.raises(KeyboardInterrupt):
+            built.save(path)
+    assert not path.exists()
+    assert sits_tvm.load(path).report == built.report
+    built.save(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.slow
+def test_a_save_that_is_killed_anywhere_leaves_an_executable(built, tmp_path):
+    path, here = built.save(tmp_path / "model"), Path(__file__).parent
+    code = "import test_executable as t; ex = t.build(); print(flush=True)"
+    code += f"\nwhile True: ex.save({str(path)!r})"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*map(str, (here, here.parent)), *sys.path]),
+    }
+    for number in range(4):
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            assert process.stdout.readline()
+            time.sleep(0.1 + 0.4 * number)
+            process.kill()
+        assert sits_tvm.load(path).params.keys() == built.params.keys()
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", "no-such-compiler", ""])
+def test_says_that_the_library_was_not_linked(compiler, built, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("PATH", "")
+    assert code_of(built.save, tmp_path / "model") == "library-not-linked"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_refuses_an_unwritable_place(built):

@@ -19,7 +19,7 @@ from sits_tvm import Config, QuantSpec, SitsError, parse_target, tune
 from sits_tvm.__main__ import main
 from sits_tvm.tuning import measure
 from sits_tvm.tuning.search import values_of
-from sits_tvm.tuning.trials import Trial
+from sits_tvm.tuning.trials import Trial, TrialLog
 from tir_schedules.records.database import arch_of, read_records
 
 CPU = "llvm -mcpu=znver4 -num-cores=2"
@@ -95,6 +95,18 @@ def test_a_build_uses_the_database(measured, tmp_path):
     assert (kernel.ranked, kernel.tuned_rows) == ("tuned", ("9+",))
     _, report = sits_tvm.lower(linear(9), CPU, config=QUANT)
     assert "tuned" not in {k.ranked for k in report.kernels}
+
+
+def test_says_that_there_is_no_room_for_a_trial(measured, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    measured.cost = lambda values: 1.0
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialLog, "add", full)
+        with pytest.raises(SitsError, match="work-dir.*No space left on device"):
+            tuned(tmp_path)
+    assert tuned(tmp_path)[0]  # there is again
 
 
 def test_goes_on_where_it_stopped(measured, tmp_path):
