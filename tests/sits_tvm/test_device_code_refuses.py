@@ -37,7 +37,7 @@ def test_an_error_names_the_kernel_and_all_are_listed():
 
 @needs_nvcc
 def test_says_that_the_text_cannot_be_written(tmp_path):
-    with pytest.raises(SitsError, match="device-code-not-written.*none/kernels.cu"):
+    with pytest.raises(SitsError, match=r"device-code-not-written.*none/kernels.cu"):
         compile_text(require_toolkit(), "sm_90", BROKEN, tmp_path / "none")
 
 
