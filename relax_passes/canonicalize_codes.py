@@ -21,6 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.runtime import Tensor
 
 from sits_tvm.diagnostics import Diagnostic, emit
+from sits_tvm.report import Report, SkippedWeight
 
 from ._inlining import called
 from ._values import Values
@@ -33,7 +34,7 @@ Params = Mapping[str, Tensor | np.ndarray]
 
 
 def canonicalize_codes(
-    mod: IRModule, params: Params
+    mod: IRModule, params: Params, *, report: Report | None = None
 ) -> tuple[IRModule, dict[str, Tensor | np.ndarray]]:
     """Dequantize the codes of weights that a module unpacks by itself.
 
@@ -46,6 +47,8 @@ def canonicalize_codes(
         Not changed.
     params : mapping of str to tensor
         Values of the arguments after ``num_input``, by name.
+    report : Report, optional
+        Gets a row in `skipped` per weight that stays in float.
 
     Returns
     -------
@@ -59,7 +62,7 @@ def canonicalize_codes(
     for gvar, func in mod.functions_items():
         if isinstance(func, relax.Function):
             known = {} if gvar.name_hint in callees else values  # its arguments stay as they are
-            new, made = _canonicalized(gvar.name_hint, func, mod, known)
+            new, made = _canonicalized(gvar.name_hint, func, mod, known, report or Report())
             values |= made
             if not new.same_as(func):
                 out = mod.clone() if out.same_as(mod) else out
@@ -76,14 +79,14 @@ def _argument_names(mod: IRModule) -> set[str]:
 
 
 def _canonicalized(
-    name: str, func: relax.Function, mod: IRModule, params: Params
+    name: str, func: relax.Function, mod: IRModule, params: Params, report: Report
 ) -> tuple[relax.Function, dict[str, np.ndarray]]:
     """The function, and the parameters that it takes for the first time."""
     weights = weights_of(func)
     wanted = _unpacked_weights(func, weights)
     if not wanted:
         return func, {}
-    evaluator = _Evaluator(name, func, weights, params)
+    evaluator = _Evaluator(name, func, weights, params, report)
     found: dict[relax.Var, relax.Expr] = {}
     for weight, transposed in wanted.items():
         made = evaluator.dequantized(weight, transposed)
@@ -121,8 +124,9 @@ def _unpacked_weights(func: relax.Function, weights: set[relax.Var]) -> dict[rel
 def _reads_integers(call: relax.Call) -> bool:
     """Whether `call` works on the bits of its operands, or makes floats of integers."""
     name = call.op.name.removeprefix("relax.")
-    if name in ("astype", "dequantize"):
-        return _is_integer(call.args[0]) and not _is_integer(call)
+    if name in ("astype", "dequantize", "call_tir"):
+        read = relax.analysis.free_vars(call) or call.args[:1]
+        return any(map(_is_integer, read)) and not _is_integer(call)
     return name in ON_BITS and _is_integer(call)
 
 
@@ -142,10 +146,15 @@ class _Evaluator:
     """
 
     def __init__(
-        self, name: str, func: relax.Function, weights: set[relax.Var], params: Params
+        self,
+        name: str,
+        func: relax.Function,
+        weights: set[relax.Var],
+        params: Params,
+        report: Report,
     ) -> None:
         self.function, self.bindings, self.params = name, Values(func), params
-        self.weights = weights
+        self.weights, self.report = weights, report
         self.made: dict[str, np.ndarray] = {}
         self.variables: dict[str, relax.Var] = {}
         self.taken: set[relax.Var] = set()
@@ -163,9 +172,7 @@ class _Evaluator:
             stored = stored_codes(_transposed(value) if transposed else value)
         except NotCodes as reason:
             self.taken = taken
-            message = f"`{weight.name}` is unpacked from integers, and stays in float: {reason}"
-            where = {"function": self.function, "binding": weight.name}
-            emit(Diagnostic.note("codes-not-recognised", message, **where))
+            self._note(weight, f"codes-not-recognised: {reason}")
             return None
         self.taken |= taken
         name = self._name(stored, weight)
@@ -173,6 +180,13 @@ class _Evaluator:
         signed, dtype = stored.zero_point is None, str(weight.ty.dtype)
         call = dequantize(*parts, signed=signed, group_size=stored.group_size, out_dtype=dtype)
         return relax.op.permute_dims(call) if transposed else call
+
+    def _note(self, weight: relax.Var, reason: str) -> None:
+        code, _, found = reason.partition(": ")
+        message = f"`{weight.name}` is computed of integers, and stays in float: {found}"
+        emit(Diagnostic.note(code, message, function=self.function, binding=weight.name))
+        name = self._first or f"constant of {weight.name}"
+        self.report.skipped.append(SkippedWeight(self.function, weight.name, name, reason))
 
     def _name(self, stored: StoredCodes, weight: relax.Var) -> str | None:
         """Of new parameters; None for constants. Functions share what is equal."""
@@ -217,9 +231,9 @@ class _Evaluator:
         if isinstance(value, GenericConst):
             return value.value.numpy()
         if value in self.weights:
+            self._first = self._first or value.name
             if value.name not in self.params:
                 raise NotCodes(f"the value of `{value.name}` is not known; give it in params")
-            self._first = self._first or value.name
             self.taken.add(value)
             return _array(self.params[value.name])
         name, call = self.bindings.call(value)

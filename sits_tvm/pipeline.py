@@ -64,7 +64,7 @@ def graph_passes(
         passes.RemoveStopGradients(),
         passes.InlinePrivateFunctions(),
         *passes.IMPORT_FIXES,
-        _on_weights("CanonicalizeCodes", passes.canonicalize_codes, params),
+        _on_weights("CanonicalizeCodes", partial(passes.canonicalize_codes, report=report), params),
         *_attention_passes(config, report),
         *_prune_heads(config, report, params),
         passes.PackFakeQuantizedWeights(order=order, report=report),

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te
 
 import sits_tvm
 from relax_passes import canonicalize_codes
@@ -158,6 +158,22 @@ def test_a_value_that_is_not_known_is_said(weight):
     (note,) = found
     assert note.code == "codes-not-recognised"
     assert "the value of `codes` is not known; give it in params" in note.message
+
+
+def test_a_kernel_that_dequantizes_is_in_the_report(weight):
+    """It could be anything."""
+    values, _ = weight
+    used = {"codes": values["codes"], "scale": values["scale"]}
+
+    def kernel(bb, codes, scale):
+        def computed(q, s):
+            return te.compute((N, K), lambda i, j: q[i, j].astype("float32") * s[i, j // GROUP])
+
+        return bb.emit_te(computed, codes, scale)
+
+    ex = sits_tvm.build(one_function(kernel, used), "llvm", params=used)
+    (row,) = ex.report.skipped
+    assert (row.name, row.reason) == ("codes", "codes-not-recognised: R.call_tir is on the way")
 
 
 def test_leaves_float_weights_and_computed_ones_alone(weight):
