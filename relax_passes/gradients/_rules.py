@@ -90,12 +90,12 @@ def wide_sum(
 
 def sum_to(bb: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     """`grad` summed over the axes along which `like` was broadcast to it."""
-    grad = bb.normalize(grad) if isinstance(grad, relax.Var) else bb.emit(grad)
+    grad = bb.normalize(grad)
     have, want = dims(grad), dims(like)
     lead = len(have) - len(want)
     stretched = [lead + i for i, w in enumerate(want) if same(w, 1) and not same(have[lead + i], 1)]
     if lead or stretched:
-        grad = wide_sum(bb, grad, [*range(lead), *stretched])
+        grad = wide_sum(bb, bb.emit(grad), [*range(lead), *stretched])
     return reshape(bb, grad, want)
 
 

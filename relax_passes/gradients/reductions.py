@@ -11,11 +11,10 @@ from ._rules import axes_of, cast, const, count, dims, gradient, reshape, sum_to
 
 
 def _restored(bb: Builder, y: Expr, call: relax.Call) -> Expr:
-    """A result or its gradient with the reduced axes put back as ones."""
-    x = call.args[0]
-    if call.attrs.keepdims:
+    """A result or its gradient with the reduced axes put back as ones, if it is no scalar."""
+    if call.attrs.keepdims or y.ty.ndim == 0:
         return y
-    axes = axes_of(call.attrs.axis, len(dims(x)))
+    axes = axes_of(call.attrs.axis, len(dims(call.args[0])))
     return bb.emit(R.expand_dims(y, axes)) if axes else y
 
 
