@@ -25,7 +25,19 @@ _ADVICE = f"correct config.json, or {_FLOAT}"
 def quantization_of(path: Path) -> dict[str, Any] | None:
     """The quantization that config.json of a directory declares."""
     config = json.loads((path / "config.json").read_text())
-    return config.get("quantization_config") or config.get("compression_config")
+    keys = ("quantization_config", "compression_config") if isinstance(config, dict) else ()
+    for key in keys:
+        declared = config.get(key)
+        if declared and not (isinstance(declared, dict) and _is_name(declared.get("quant_method"))):
+            found = f"{path}: {key} in config.json is {str(declared)[:80]}"
+            _refuse(found, 'write a table with a name as "quant_method"')
+        if declared:
+            return declared
+    return None
+
+
+def _is_name(value: object) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def read_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, StoredCodes]]:
@@ -144,7 +156,10 @@ def _checked(path: Path, method: str, declared: dict[str, Any]) -> dict[str, Any
 
 def _scheme(where: str, declared: dict[str, Any]) -> dict[str, Any]:
     """The one scheme of compressed-tensors, with the words of the others."""
-    format_, groups = declared.get("format"), list(declared.get("config_groups", {}).values())
+    format_, groups = declared.get("format"), declared.get("config_groups", {})
+    groups = [*groups.values()] if isinstance(groups, dict) else []
+    if not all(isinstance(g, dict) and isinstance(g.get("weights"), dict) for g in groups):
+        _refuse(f"{where} has config_groups={groups}", "give a group with a table of weights")
     if format_ != "pack-quantized" or len(groups) != 1:
         found = f"{where} has format={format_!r} and {len(groups)} config_groups"
         _refuse(found, 'give a checkpoint with format="pack-quantized" and one group')

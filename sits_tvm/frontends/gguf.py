@@ -78,6 +78,17 @@ class GGUFFile:
         align = self._alignment()
         start = -(-self._at // align) * align
         self.tensors = [self._tensor(start, *info) for info in infos]
+        self._expect_apart(infos)
+
+    def _expect_apart(self, infos: list[tuple[str, tuple[int, ...], int, int]]) -> None:
+        """Tensors that share bytes unpack to more memory than the file has."""
+        end, before = 0, ""
+        places = zip(infos, self.tensors, strict=True)
+        for offset, size, name in sorted((i[3], t.data.nbytes, t.name) for i, t in places):
+            if size and offset < end:
+                found = f"tensors {before} and {name} overlap at offset {offset}"
+                _refuse("gguf-damaged", self.path, found)
+            end, before = (offset + size, name) if size else (end, before)
 
     def _alignment(self) -> int:
         field = self.fields.get("general.alignment")

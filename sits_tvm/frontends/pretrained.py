@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 Loaded: TypeAlias = "tuple[PreTrainedModel, dict[str, StoredCodes]]"
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}  # nor is the user asked for trust
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -147,14 +148,15 @@ def _load_directory(path: Path, dtype: torch.dtype | None) -> Loaded:
     _check_directory(path)
     stored: dict[str, StoredCodes] = {}
     try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        packed = quantization_of(path) is not None
+        config = transformers.AutoConfig.from_pretrained(path, **_LOCAL)
         names = getattr(config, "architectures", None) or ["AutoModel"]
         loader = getattr(transformers, names[0], transformers.AutoModel)
         source: dict[str, Any] = {"pretrained_model_name_or_path": path, "dtype": dtype or "auto"}
-        if quantization_of(path) is not None:
+        if packed:
             others, stored = read_packed(path)
             source = _float_model(config, others, stored, dtype)
-        model, loaded = loader.from_pretrained(**source, local_files_only=True, **REPORTING)
+        model, loaded = loader.from_pretrained(**source, **_LOCAL, **REPORTING)
     except SitsError:
         raise
     except Exception as error:
@@ -200,8 +202,13 @@ def _check_directory(path: Path) -> None:
     if index is not None:
         try:
             needed = set(json.loads(index.read_text())["weight_map"].values())
-        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+            outside = [name for name in needed if Path(name).name != name]
+        except (OSError, ValueError, LookupError, AttributeError, TypeError,
+                RecursionError) as error:  # fmt: skip
             _refuse("index-damaged", f"{index}: {type(error).__name__}: {error}", _ADVICE)
+        if outside:
+            found = f"{index} names {min(outside)}, which is no file of the directory"
+            _refuse("index-damaged", found, _ADVICE)
         missing = sorted(name for name in needed if not (path / name).is_file())
         if missing:
             _refuse("weights-missing", f"{path} lacks {', '.join(missing)}", _ADVICE)

@@ -39,7 +39,11 @@ def test_paths_that_hold_no_model(tmp_path):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "model-1.safetensors, model-2.safetensors" in refused("weights-missing", tmp_path)
-    for damaged in ("{", "{}", "[]"):
+    for name in ("../model-1.safetensors", "/model-1.safetensors", 1):
+        index["weight_map"]["a"] = name
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert "index.json" in refused("index-damaged", tmp_path)
+    for damaged in ("{", "{}", "[]", "[" * 100000):
         (tmp_path / "model.safetensors.index.json").write_text(damaged)
         assert "index.json" in refused("index-damaged", tmp_path)
 
@@ -53,6 +57,25 @@ def test_damaged_directories(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     weights.write_bytes(whole)
     assert "no_such_model" in refused("model-not-loaded", tmp_path)
+
+
+def test_quantization_that_is_no_table(tmp_path):
+    tiny("Qwen2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    groups = {"quant_method": "compressed-tensors", "config_groups": {"group_0": 4}}
+    for declared in ("gptq", [4], {"quant_method": ["gptq"]}, groups):
+        config["quantization_config"] = declared
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert f"{tmp_path}: quantization_config" in refused("packed-checkpoint", tmp_path)
+
+
+def test_nobody_is_asked_to_trust_code(tmp_path, capfd):
+    tiny("Qwen2").save_pretrained(tmp_path)
+    config = {"model_type": "other", "auto_map": {"AutoConfig": "code.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text("raise SystemExit")
+    assert "custom code" in refused("model-not-loaded", tmp_path)
+    assert capfd.readouterr().out == ""
 
 
 def test_weights_that_are_missing_are_never_made_up(tmp_path):

@@ -267,6 +267,19 @@ def test_a_file_cut_off_anywhere_is_refused(file):
         assert "again" in refused("gguf-damaged" if size in header else "gguf-truncated", path)
 
 
+def test_tensors_that_overlap_are_refused(file):
+    """Each of many could be as large as the file."""
+    path, _ = file
+    data, tensor = bytearray(path.read_bytes()), GGUFFile(path).tensors[1]
+    after = data.index(tensor.name.encode()) + len(tensor.name)
+    offset = after + 4 + 8 * int.from_bytes(data[after : after + 4], "little") + 4
+    data[offset : offset + 8] = bytes(8)
+    path.write_bytes(data)
+    text = refused("gguf-damaged", path)
+    assert tensor.name in text
+    assert "overlap at offset 0" in text
+
+
 def test_other_files_are_named(file):
     path, _ = file
     whole = path.read_bytes()
