@@ -193,14 +193,22 @@ def _check_module(mod: IRModule) -> None:
                 )
             ]
         )
-    raise_errors([d for name, func in public_functions(mod).items() for d in _faults(name, func)])
+    functions = {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
+    raise_errors([d for name, func in functions.items() for d in _faults(name, func)])
     check_well_formed(mod)
+
+
+def _normalizes_all(expr: relax.Expr) -> bool:
+    if not isinstance(expr, relax.Call) or getattr(expr.op, "name", "") != "relax.nn.rms_norm":
+        return False
+    return len(expr.attrs.axes) == expr.args[0].ty.ndim
 
 
 def _faults(name: str, func: relax.Function) -> list[Diagnostic]:
     """What of one function could only fail later, without a name."""
     found = num_input_faults(name, func)
-    if "Primitive" in (func.attrs or {}):
+    is_public = func.attrs and "global_symbol" in func.attrs
+    if is_public and "Primitive" in func.attrs:
         message = f"{name} is public and has the attribute Primitive: TVM would make a kernel of it"
         help_ = "write it with @R.function(private=True), or without the attribute"
         found.append(Diagnostic.error("primitive-function", message, function=name, help=help_))
@@ -210,6 +218,11 @@ def _faults(name: str, func: relax.Function) -> list[Diagnostic]:
             message = f"{name} holds a function of its own, which TVM cannot lower"
             help_ = "write it beside the other, with @R.function(private=True)"
             found.append(Diagnostic.error("local-function", message, function=name, help=help_))
+        if _normalizes_all(expr):
+            message = f"R.nn.rms_norm over all axes of {expr.args[0].ty}: TVM has no kernel for it"
+            help_ = "give it a first axis with R.expand_dims, and take that away with R.squeeze"
+            where = {"function": name, "ir": str(expr)}
+            found.append(Diagnostic.error("rms-norm-axes", message, help=help_, **where))
 
     relax.analysis.post_order_visit(func, visit)
     return found

@@ -40,6 +40,16 @@ def test_refuses_a_local_function():
     assert codes(refused(Closure, CPU)) == ["local-function"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_refuses_rms_norm_over_all_axes(dtype):
+    """TVM's kernel for it reads a number as a vector."""
+    row = relax.TensorType([8], dtype)
+    mod = one_function(lambda bb, x, w: bb.emit(relax.op.nn.rms_norm(x, w, -1)), row, row)
+    (found,) = refused(mod, CPU)
+    assert (found.code, found.function) == ("rms-norm-axes", "main")
+    assert "R.expand_dims" in found.help
+
+
 def test_refuses_a_public_function_that_fusion_would_make_a_kernel_of():
     mod = one_function(lambda bb, x, w: relax.op.matmul(x, w), MATRIX, MATRIX)
     mod["main"] = mod["main"].with_attr("Primitive", True)
