@@ -58,9 +58,20 @@ class WeightChoice:
             if wanted:
                 chosen[gvar] = wanted
                 self._note(name, wanted)
-        if not chosen and not reads_packed_weights(mod):
+        if reads_packed_weights(mod):
+            self._note_float_activations()
+        elif not chosen:
             emit(_nothing_to_quantize(self.report.skipped))
         return chosen
+
+    def _note_float_activations(self) -> None:
+        """`QuantSpec.activation` is of weights that are quantized here."""
+        if self.spec.activation is not None:
+            message = (
+                f'QuantSpec.activation="{self.spec.activation}" is of weights that are quantized '
+                "here; those whose codes the model has are multiplied with activations in float"
+            )
+            emit(Diagnostic.note("activation-stays-float", message))
 
     def _skips(self, function: str, site: WeightSite) -> bool:
         reason = site.reason or self._unwanted(site)

@@ -109,3 +109,15 @@ def test_nothing_else_to_quantize_is_no_error(rng):
     config = Config(quant=QuantSpec(group_size=32))
     built = sits_tvm.build(mod, "llvm -mcpu=native", params=params, config=config)
     assert [row.name for row in built.report.quantized] == ["w"]
+
+
+def test_integer_activations_of_given_codes_are_said_to_stay_float(rng):
+    """They are of weights that a build quantizes."""
+    mod = linear(with_attributes(group_size=32))
+    params = {"w": rng.standard_normal((N, K)), "w.scale": rng.uniform(0.1, 0.4, (N, 3))}
+    params = {name: value.astype("float32") for name, value in params.items()}
+    config = Config(quant=QuantSpec(group_size=32, activation="int8"))
+    report = sits_tvm.build(mod, "llvm -mcpu=native", params=params, config=config).report
+    (row,) = report.quantized
+    assert "int8" not in row.spec
+    assert "activation-stays-float" in {note.code for note in report.diagnostics}
