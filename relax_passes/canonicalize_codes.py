@@ -39,7 +39,9 @@ def canonicalize_codes(
     """Dequantize the codes of weights that a module unpacks by itself.
 
     ``matmul(x, permute_dims((astype(bitwise_and(w, 15), "float32") - 8) * scale))``, or in whatever
-    way ops compute it, becomes ``matmul(x, permute_dims(R.sits.dequantize(codes, scale)))``.
+    way ops compute it, becomes ``matmul(x, permute_dims(R.sits.dequantize(codes, scale)))``. Codes,
+    scales and zero points are the module's; what it rounds to half precision on the way, (code -
+    zero) * scale, is not rounded.
 
     Parameters
     ----------
