@@ -54,28 +54,20 @@ class NormalizeNegativeIndices:
             @R.function
             def main(x: R.Tensor((5, 8), "float32")) -> R.Tensor((2, 8), "float32"):
                 return R.take(x, R.const([4, 0], "int64"), axis=0)
-
-    Parameters
-    ----------
-    dynamic : bool
-        Also wrap indices that are no constants, as ONNX defines them: i + n where i < 0.
     """
-
-    def __init__(self, dynamic: bool = False) -> None:
-        self.dynamic = dynamic
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         def visit(name: str, func: relax.Function) -> relax.Function:
-            return _Normalizer(mod, name, self.dynamic).visit_expr(func)
+            return _Normalizer(mod, name).visit_expr(func)
 
         return map_functions(mod, visit)
 
 
 @mutator
 class _Normalizer(PyExprMutator):
-    def __init__(self, mod: IRModule, name: str, dynamic: bool) -> None:
+    def __init__(self, mod: IRModule, name: str) -> None:
         super().__init__(mod)
-        self.name, self.dynamic, self.binding = name, dynamic, ""
+        self.name, self.binding = name, ""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.binding = binding.var.name
@@ -138,15 +130,7 @@ class _Normalizer(PyExprMutator):
             values = found.value.numpy()
             self.check(call, values, sizes)
             return self.wrap_constant(index, values, sizes) if (values < 0).any() else index
-        if not self.dynamic or not isinstance(index.ty, relax.TensorType):
-            return index
-        if not str(index.ty.dtype).startswith("int") or self.is_wrapped(found):
-            return index
-        zero = relax.const(0, str(index.ty.dtype))
-        return self.select(R.less(index, zero), index, sizes)
-
-    def is_wrapped(self, value: relax.Expr | None) -> bool:
-        return isinstance(value, relax.Call) and value.op.name == "relax.where"
+        return index
 
     def wrap_constant(
         self, index: relax.Expr, values: np.ndarray, sizes: Sequence[tirx.Expr]

@@ -24,7 +24,7 @@ from .diagnostics import Diagnostic, SitsError
 from .driver import preview
 from .environment import describe, table
 from .executable import check_output
-from .frontends._packages import require
+from .optional_packages import require
 
 MODEL_HELP = (
     "a directory or .gguf file (from_pretrained), a .pt2 program (from_torch), an .onnx file "
@@ -167,8 +167,8 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    values: dict[str, Any] = _read_yaml(args.config) if args.config else {}
-    if args.int4 and values.get("quant") is None:
+    values = _read_yaml(args.config) if args.config else {}
+    if args.int4 and isinstance(values, dict) and values.get("quant") is None:
         values = {**values, "quant": QuantSpec()}
     try:
         return Config.from_dict(values)
@@ -176,7 +176,7 @@ def _config(args: argparse.Namespace) -> Config:
         raise _error("config", str(error), help=CONFIG_HELP) from error
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> Any:
     try:
         import yaml
     except ImportError as error:

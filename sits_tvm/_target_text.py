@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import shlex
 from collections.abc import Iterable
 from typing import Any
@@ -82,7 +83,7 @@ def _value(name: str, text: str) -> Any:
         return [item for item in text.split(",") if item]
     if name in _TEXT:
         return text
-    if text.lstrip("+-").isdigit():
+    if re.fullmatch(r"[+-]?[0-9]+", text):
         return int(text)
     return _BOOLS.get(text.lower(), text)
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -47,6 +47,12 @@ def describe() -> list[Component]:
         _package("transformers", "from_pretrained", "hf"),
         _package("gguf", "from_pretrained with a GGUF file", "hf"),
         _package("onnx", "from_onnx", "onnx"),
+        *(
+            _package(name, "tune", "tune")
+            for name in ("psutil", "cloudpickle", "xgboost", "tornado")
+        ),
+        _package("matplotlib", "plot of check_attention_redundancy", "tutorials"),
+        replace(_package("PyYAML", "--config", ""), remedy="pip install pyyaml"),
     ]
 
 

@@ -19,6 +19,7 @@ LEAVES = {
     "sits_tvm.report",
     "sits_tvm.target",
     "sits_tvm.int4_tensors",
+    "sits_tvm.optional_packages",
     "sits_tvm.quick_parsing",
 }
 ABOVE_THE_LEAVES = {

@@ -10,7 +10,7 @@ import tvm
 from tvm import IRModule
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
-from sits_tvm.frontends._packages import require
+from sits_tvm.optional_packages import require
 
 if TYPE_CHECKING:
     import onnx

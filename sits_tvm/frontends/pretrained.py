@@ -12,11 +12,11 @@ from tvm import IRModule, tirx
 from relax_passes.packed_weights.stored_codes import StoredCodes
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.frontends._loaded_weights import REPORTING, refuse_incomplete, warn_unused
-from sits_tvm.frontends._packages import require
 from sits_tvm.frontends._packed_checkpoints import quantization_of, read_packed
 from sits_tvm.frontends._stored_codes import with_stored_codes
 from sits_tvm.frontends.gguf import load_gguf
 from sits_tvm.frontends.torch import convert_exported_program, module_of
+from sits_tvm.optional_packages import require
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import tvm
 from tvm import IRModule, relax
 
 from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
-from sits_tvm.frontends._packages import require
+from sits_tvm.optional_packages import require
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +49,7 @@ def from_torch(
         weights are one parameter under their first name. Buffers become constants, but a
         persistent buffer over 64 KiB is a parameter.
 
-    A ``detach`` does not stop gradients in the imported module. A note says where; notes go to the
-    log ``sits_tvm`` at level INFO, which Python does not show by default.
+    A ``detach`` stops gradients (``R.grad.no_grad``), also those of `differentiate`.
 
     Raises
     ------

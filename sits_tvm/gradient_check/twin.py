@@ -14,6 +14,7 @@ from relax_passes._adjoint import bindings_of
 from relax_passes.lower_attention import LowerAttention
 from relax_passes.normalize_negative_indices import NormalizeNegativeIndices
 from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.optional_packages import require
 from tir_schedules.tir_nodes import substitute
 
 from . import _twin_arithmetic, _twin_layers, _twin_quantize, _twin_shapes
@@ -85,16 +86,6 @@ def sites_of(bindings: Sequence[relax.Binding]) -> list[Site]:
     return [Site(binding) for binding in bindings if _is_kink(binding)]
 
 
-def require_torch() -> None:
-    """Raises SitsError where PyTorch is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        message = "the float64 reference of a gradient check runs in PyTorch, which is missing"
-        help_ = "pip install 'sits_tvm[hf]', or pip install torch"
-        raise SitsError([Diagnostic.error("no-torch", message, help=help_)]) from error
-
-
 class Twin:
     """Interprets the function `name` of `mod` in float64.
 
@@ -105,7 +96,7 @@ class Twin:
     """
 
     def __init__(self, mod: IRModule, name: str) -> None:
-        require_torch()
+        require("torch", "the float64 reference of a gradient check", "hf")
         mod = tvm.transform.Sequential([NormalizeNegativeIndices(), LowerAttention()])(mod)
         self.name = name
         self.function: relax.Function = mod[name]

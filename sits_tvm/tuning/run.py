@@ -87,7 +87,7 @@ class Run:
         first = [search.at(task.space.default_values)]
         runner = measure.make_runner(self.runner, measure.check_of(task), _cores(task))
         while len(known) < self.trials and not is_past(deadline):
-            batch = [schedule for schedule in first if search.is_new(schedule)]
+            batch = [schedule for schedule in first if search.see(schedule)]
             batch += search.draw(min(_BATCH, self.trials - len(known)) - len(batch))
             first = []
             if not batch:

@@ -43,6 +43,7 @@ class Search:
         self.task = task
         self._space = task.search_space()
         self._seen: set[int] = set()
+        self._waiting: list[Schedule] = []  # drawn, and not asked for yet
         self._database = ms.database.MemoryDatabase()
         self._model = ms.cost_model.XGBModel(
             extractor=_Features(), config=XGBConfig(nthread=1), num_warmup_samples=8
@@ -65,15 +66,15 @@ class Search:
 
     def draw(self, count: int) -> list[Schedule]:
         """Candidates that were not drawn before; fewer where the space is exhausted."""
-        new: list[Schedule] = []
         fruitless = 0
-        while len(new) < count and fruitless < _FRUITLESS:
+        while len(self._waiting) < count and fruitless < _FRUITLESS:
             drawn = self._context.generate_measure_candidates() or []
             self._context.notify_runner_results(drawn, [_FAILED] * len(drawn))
-            found = [candidate.sch for candidate in drawn if self.is_new(candidate.sch)]
+            found = [candidate.sch for candidate in drawn if self.see(candidate.sch)]
             fruitless = 0 if found else fruitless + 1
-            new += found
-        return new[:count]
+            self._waiting += found
+        drawn, self._waiting = self._waiting[:count], self._waiting[count:]
+        return drawn
 
     def at(self, values: Values) -> Schedule:
         """The candidate of these parameters."""
@@ -94,7 +95,7 @@ class Search:
         results = [_FAILED if s is None else ms.runner.RunnerResult([s], None) for s in seconds]
         self._model.update(self._context, candidates, results)
         for schedule, time in zip(schedules, seconds, strict=True):
-            self.is_new(schedule)
+            self.see(schedule)
             if time is not None:
                 self._database.commit_tuning_record(
                     ms.database.TuningRecord(
@@ -102,8 +103,8 @@ class Search:
                     )
                 )
 
-    def is_new(self, schedule: Schedule) -> bool:
-        """Whether no candidate had this kernel, which other parameters may give as well."""
+    def see(self, schedule: Schedule) -> bool:
+        """Whether no candidate seen had this kernel, which other parameters may give as well."""
         task, func = self.task, schedule.mod["main"]
         scheduled = task.rule.apply(with_parameters(func, sampled(func)), task.target, False)
         assert scheduled is not None

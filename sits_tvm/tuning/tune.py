@@ -17,7 +17,7 @@ from sits_tvm.device_code.nvcc import REMEDY
 from sits_tvm.diagnostics import Diagnostic, SitsError
 from sits_tvm.driver import unscheduled
 from sits_tvm.environment import cpu_name
-from sits_tvm.frontends._packages import require
+from sits_tvm.optional_packages import require
 from sits_tvm.target import parse_target, short_name
 
 from .static_constants import Device, device_of

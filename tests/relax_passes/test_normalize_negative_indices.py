@@ -16,9 +16,9 @@ from relax_passes.normalize_negative_indices import NormalizeNegativeIndices
 from sits_tvm.diagnostics import collect
 
 
-def verify(before, expected, **options):
+def verify(before, expected):
     digest = tvm_ffi.structural_hash(before)
-    assert_structural_equal(NormalizeNegativeIndices(**options)(before), expected)
+    assert_structural_equal(NormalizeNegativeIndices()(before), expected)
     assert tvm_ffi.structural_hash(before) == digest
 
 
@@ -135,7 +135,7 @@ GATHERS = {
 }
 
 
-def run(function, *inputs, dims=None, **options):
+def run(function, *inputs, dims=None):
     """`function` of tensors, normalized and built; `dims` is the shape of the first."""
     bb = relax.BlockBuilder()
     shapes = [list(x.shape) for x in inputs]
@@ -146,7 +146,7 @@ def run(function, *inputs, dims=None, **options):
         with bb.dataflow():
             out = bb.emit_output(function(*xs))
         bb.emit_func_output(out)
-    mod = NormalizeNegativeIndices(**options)(bb.get())
+    mod = NormalizeNegativeIndices()(bb.get())
     return relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())["main"](*inputs).numpy()
 
 
@@ -156,11 +156,3 @@ def test_same_numbers_as_numpy(name, symbolic):
     function, want = GATHERS[name]
     dims = [tvm.tirx.Var("n", "int64"), tvm.tirx.Var("m", "int64")] if symbolic else None
     np.testing.assert_array_equal(run(function, X, dims=dims), want)
-
-
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
-def test_dynamic_wraps_run_time_indices(symbolic):
-    index = np.array([-1, 0, -4], "int64")
-    dims = [tvm.tirx.Var("n", "int64"), 6] if symbolic else None
-    got = run(lambda x, i: op.take(x, i, 0), X, index, dims=dims, dynamic=True)
-    np.testing.assert_array_equal(got, X[index])

@@ -142,8 +142,10 @@ def test_refuses_models_it_cannot_read(tmp_path, capsys, name, text, code):
 )
 def test_refuses_bad_config_files(mlp_json, tmp_path, capsys, text, word):
     (tmp_path / "config.yaml").write_text(text)
-    assert main(["check", mlp_json, "--config", str(tmp_path / "config.yaml"), "--quiet"]) == 1
-    assert word in capsys.readouterr().err
+    check = ["check", mlp_json, "--config", str(tmp_path / "config.yaml"), "--quiet"]
+    for options in ([], ["--int4"]):
+        assert main(check + options) == 1
+        assert word in capsys.readouterr().err
 
 
 def test_refuses_unwritable_output_before_the_work(mlp_json, capsys):

@@ -37,8 +37,9 @@ def test_a_copy_of_a_tensor_keeps_its_values():
 
 
 def test_values_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="int4 holds -8…7, not 8…9"):
-        tvm.runtime.empty((2,), "int4").copyfrom(np.array([8, 9], "int8"))
+    for value in (np.int8(8), np.int64(259), np.int64(-255), 2**62, 3.7, np.nan):
+        with pytest.raises(ValueError, match=f"int4 holds integers -8…7, not {value}"):
+            tvm.runtime.empty((2,), "int4").copyfrom(np.array([1, value]))
     with pytest.raises(ValueError, match="shape"):
         tvm.runtime.empty((2,), "int4").copyfrom(np.array([1, 2, 3], "int8"))
 

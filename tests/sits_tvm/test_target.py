@@ -162,6 +162,8 @@ def test_bare_cuda_takes_the_gpu_of_this_machine_or_none():
         ("llvm -mattr=+avx2,+avxx", "target-feature-unknown", "'+avxx'", "+avx2"),
         ("llvm -mattr=avx2", "target-feature-unknown", "'avx2'", "+avx2"),
         ("llvm -num-cores=two", "target-option-type", "num-cores='two'", "int"),
+        ("llvm -num-cores=²", "target-option-type", "num-cores='²'", "int"),
+        ("llvm -num-cores=+-2", "target-option-type", "num-cores='+-2'", "int"),
         ({"kind": "llvm", "num-cores": "2"}, "target-option-type", "num-cores='2'", "write 2"),
         ({"kind": "llvm", "num-cores": True}, "target-option-type", "num-cores=True", ""),
         ({"kind": "llvm", "mattr": "+avx2"}, "target-option-type", "mattr='+avx2'", "list"),

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tvm_ffi
@@ -18,7 +19,7 @@ import sits_tvm
 from sits_tvm import Config, QuantSpec, SitsError, parse_target, tune
 from sits_tvm.__main__ import main
 from sits_tvm.tuning import measure
-from sits_tvm.tuning.search import values_of
+from sits_tvm.tuning.search import Search, values_of
 from sits_tvm.tuning.trials import Trial, TrialLog
 from tir_schedules.records.database import arch_of, read_records
 
@@ -131,6 +132,21 @@ def test_every_range_of_rows_is_a_task_and_a_small_space_ends(measured, tmp_path
     records, _ = tuned(tmp_path / "int8", mod, config=INT8)
     assert records.keys() == {"1", "2-32", "33+"}
     assert {r.workload.family for r in records.values()} == {"int8_matmul"}
+
+
+def test_no_candidate_that_was_drawn_is_lost(monkeypatch):
+    """MetaSchedule draws 16 at once; a batch takes five of them."""
+    search = Search.__new__(Search)
+    drawn = iter([[SimpleNamespace(sch=i) for i in range(16)]])
+    search._context = SimpleNamespace(
+        generate_measure_candidates=lambda: next(drawn, None),
+        notify_runner_results=lambda candidates, results: None,
+    )
+    search._waiting, seen = [], set()
+    monkeypatch.setattr(search, "see", lambda i: not (i in seen or seen.add(i)), raising=False)
+    batches = [search.draw(5) for _ in range(5)]
+    assert list(map(len, batches)) == [5, 5, 5, 1, 0]
+    assert [i for batch in batches for i in batch] == list(range(16))
 
 
 def interrupt():

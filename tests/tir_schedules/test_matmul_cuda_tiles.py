@@ -83,6 +83,13 @@ def test_says_why_there_is_no_kernel(name):
         scheduled(plain(layout_of(64, 256, group_size=128), 64), **{"33-64": tile})
 
 
+def test_says_that_a_target_has_too_little_shared_memory():
+    target = parse_target("cuda -arch=sm_80 -max_shared_memory_per_block=24576")
+    func = plain(layout_of(4096, 4096, group_size=128), None)
+    with pytest.raises(SitsError, match=r"bytes of shared memory, more than 24576[^$]*48 KiB"):
+        TensorCoreMatmul().apply(func, target, False)
+
+
 @pytest.mark.parametrize("n", [16, 256, 4096, 28672])
 @pytest.mark.parametrize("k", [64, 640, 4096, 28672])
 @pytest.mark.parametrize("activation", [None, "int8"])

@@ -140,7 +140,7 @@ def _check(operands: Operands, spaces: Spaces, tiles: dict[str, Any], target: Ta
         fault = tile_fault(replace(operands, most=spaces[bucket].most), tile, target)
         if fault is not None:
             message = f"the parameters of rows {bucket} have no kernel: {fault}"
-            help_ = "tune again, or leave them out: there is a default"
+            help_ = "tune again, or leave them out: there is a default for 48 KiB of shared memory"
             raise SitsError([Diagnostic.error("kernel-parameters", message, help=help_)])
 
 

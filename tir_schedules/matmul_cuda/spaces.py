@@ -265,6 +265,7 @@ def _with_stages(operands: Operands, tile: Tile, target: Target) -> Tile:
     share = operands.channel_tiles * operands.units * UNIT_BYTES // multiprocessors(target)
     at_once = -(-blocks // multiprocessors(target))
     per_stage = tile.channel_tiles * tile.step_units * UNIT_BYTES
+    best = tile  # if the fewest do not fit, the rule says so
     for stages in _CHOICES["stages"]:
         more = replace(tile, stages=stages)
         if tile_fault(operands, more, target):
