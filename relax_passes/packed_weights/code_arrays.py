@@ -98,7 +98,10 @@ def apply(name: str, call: relax.Call, args: Sequence[Any]) -> Array:
         return np.full(_shape(call), filling, str(call.ty.dtype))
     if name == "slice_scatter":
         return _written(args[0], args[1], call)
-    return _moved(args[0], _move(name, call))
+    if name == "arange" and all(hasattr(limit, "value") for limit in call.args):
+        return np.arange(*(limit.value for limit in call.args), dtype=str(call.ty.dtype))
+    move = _move(name, call)
+    return _moved(args[0], move)
 
 
 def _moved(x: Array, move: Callable[[np.ndarray], np.ndarray]) -> Array:
@@ -156,7 +159,8 @@ def _concat(parts: Sequence[Any], axis: int) -> Array:
 def _take(x: Array, indices: np.ndarray, axis: int) -> Array:
     """Rows of `x`; of a table of whole numbers, codes."""
     extent = (x.codes if isinstance(x, Codes) else x).shape[axis]
-    if isinstance(indices, Codes) or indices.min() < 0 or indices.max() >= extent:
+    known = isinstance(indices, np.ndarray) and bool(indices.size)
+    if not known or indices.min() < 0 or indices.max() >= extent:
         raise NotCodes("R.take reads outside of its table")
     if isinstance(x, Codes):
         return x.moved(lambda part: np.take(part, indices, axis))

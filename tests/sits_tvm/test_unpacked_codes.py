@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 N, K, GROUP = 16, 128, 32
 TABLE = torch.arange(16.0) - 8
-SHIFTS = torch.tensor([4, 0], dtype=torch.uint8)
 OF_COLUMN = torch.arange(K) // GROUP
 HALF = torch.full((N, K // 2), 0.5)
 STEPS = torch.ones(N, K).tril(-1) + 1  # equal in each group of the first row only
@@ -27,6 +26,10 @@ def halves(q):
 
 def groups(x):
     return x.reshape(N, K // GROUP, GROUP)
+
+
+def shifts():
+    return torch.arange(4, -1, -4, dtype=torch.uint8)
 
 
 def written(q):
@@ -60,7 +63,8 @@ UNPACK = {
     ),
     "a table, divided": lambda x, q, s, z: x @ (TABLE[halves(q).long()] / 16).T,
     "shifts by a tensor, flipped": lambda x, q, s, z: (
-        x @ ((torch.bitwise_right_shift(q[:, :, None], SHIFTS) & 15).flip(-1).reshape(N, K) - 8.0).T
+        x
+        @ ((torch.bitwise_right_shift(q[:, :, None], shifts()) & 15).flip(-1).reshape(N, K) - 8.0).T
     ),
     "written into zeros": lambda x, q, s, z: x @ ((written(q).float() - 8) * wide(s)).T,
     "groups by index": lambda x, q, s, z: (
