@@ -24,7 +24,7 @@ from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import Report, SkippedWeight
 
 from ._inlining import called
-from ._values import Values
+from ._values import Values, static_shape
 from .op.fake_quantize import dequantize
 from .packed_weights.code_arrays import ON_BITS, Array, NotCodes, apply, stored_codes
 from .packed_weights.stored_codes import StoredCodes
@@ -124,11 +124,12 @@ def _unpacked_weights(func: relax.Function, weights: set[relax.Var]) -> dict[rel
 
 
 def _reads_integers(call: relax.Call) -> bool:
-    """Whether `call` works on the bits of its operands, or makes floats of integers."""
+    """Whether `call` works on the bits of its operands, or makes a float matrix of integers."""
     name = call.op.name.removeprefix("relax.")
     if name in ("astype", "dequantize", "call_tir"):
         read = relax.analysis.free_vars(call) or call.args[:1]
-        return any(map(_is_integer, read)) and not _is_integer(call)
+        is_matrix = sum(extent > 1 for extent in static_shape(call) or ()) > 1  # else positions
+        return is_matrix and any(map(_is_integer, read)) and not _is_integer(call)
     return name in ON_BITS and _is_integer(call)
 
 

@@ -185,6 +185,21 @@ def test_leaves_float_weights_and_computed_ones_alone(weight):
     assert found == []
 
 
+def test_positions_are_no_codes():
+    """As those of a rotary embedding, which are the right operand of a product."""
+
+    def angles(bb, frequency):
+        position = relax.const(np.arange(K).reshape(1, K), "int64")
+        return bb.emit(OP.multiply(frequency, bb.emit(OP.astype(position, "float32"))))
+
+    used = {"frequency": np.ones((N, 1), "float32")}
+    mod = one_function(angles, used)
+    with collect() as found:
+        after, _ = canonicalize_codes(mod, used)
+    assert after.same_as(mod)
+    assert found == []
+
+
 def test_wide_values_are_no_codes(weight):
     values, _ = weight
     wide_codes = {"codes": values["codes"] * np.int8(9), "scale": values["scale"]}
