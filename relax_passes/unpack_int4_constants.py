@@ -73,4 +73,5 @@ class _Unpacker(PyExprMutator):
 
 
 def _is_int4(expr: relax.Expr) -> bool:
-    return isinstance(expr, GenericConst) and str(expr.ty.dtype) in ("int4", "uint4")
+    is_constant = isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType)
+    return is_constant and str(expr.ty.dtype) in ("int4", "uint4")

@@ -4,7 +4,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.ir import assert_structural_equal
+from tvm.ir import GenericConst, assert_structural_equal
 
 from relax_passes.check_sub_byte_buffers import check_sub_byte_buffers
 from relax_passes.unpack_int4_constants import UnpackInt4Constants
@@ -43,6 +43,13 @@ def test_unpacks_under_a_cast(narrow, wide, named):
 def test_leaves_other_constants_alone(dtype):
     before = module(VALUES.astype(dtype))
     verify(before, before)
+
+
+def test_leaves_constants_that_are_no_tensors_alone():
+    bb = relax.BlockBuilder()
+    with bb.function("main", []):
+        bb.emit_func_output(bb.emit(GenericConst(tvm.DataType("float32"), relax.AnyType())))
+    verify(bb.get(), bb.get())
 
 
 def test_leaves_other_uses_to_the_check():
