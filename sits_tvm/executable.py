@@ -64,7 +64,13 @@ class Executable(relax.VMExecutable):
 
     @property
     def param_list(self) -> list[Tensor]:
-        """The parameters of ``main`` (or of the only function) in the order it takes them."""
+        """The parameters of ``main`` (or of the only function) in the order it takes them.
+
+        Raises
+        ------
+        KeyError
+            As `params_for`: an executable that was built without parameters has none.
+        """
         names = list(self.param_names)
         return self.params_for("main" if "main" in names or len(names) != 1 else names[0])
 
@@ -81,9 +87,13 @@ class Executable(relax.VMExecutable):
         names = self.param_names[function]
         missing = [name for name in names if name not in self.params]
         if missing:
+            packer = f"{function}_transform_params"
+            otherwise = "give the float weights themselves"
+            if f"@{packer}:" in self.as_text():
+                otherwise = f'call vm["{packer}"] on the float ones'
             raise KeyError(
                 f"built without parameters ({', '.join(missing[:3])} …): pass params= to build, or "
-                f'call vm["{function}_transform_params"] on the float ones'
+                f"{otherwise}"
             )
         tensors = [self.params[name] for name in names]
         return tensors if device is None else [tensor.copyto(device) for tensor in tensors]

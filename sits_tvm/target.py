@@ -179,7 +179,9 @@ def _option_problem(kind: str, name: str, value: Any) -> Diagnostic | None:
         help = 'write -arch=sm_90 for the GPU, --host="llvm -mcpu=native" for its host'
         return Diagnostic.error("target-option-unknown", f"{option} is of the host", help=help)
     if _is_count(name) and isinstance(value, int) and (isinstance(value, bool) or value < 1):
-        help_ = f"write -{name}=2, or leave it out"
+        help_ = "leave it out: it is filled in from the architecture"
+        if name == "num-cores":
+            help_ = "write -num-cores=2, or leave it out"
         return Diagnostic.error("target-option-type", f"{option} counts nothing", help=help_)
     if kind == "cuda" and name == "arch" and isinstance(value, str):
         return None  # complete_gpu knows better

@@ -25,7 +25,8 @@ class WeightChoice:
 
     `report.skipped` and a note get every weight that stays in float, `report.quantized` the
     others. `only` are globs over names, one of which must match; `order` is that of the packing;
-    `constants` tells whether weights that are constants may be chosen.
+    `constants` tells whether weights that are constants may be chosen; `options` is what stands
+    before the names of options in messages, "" where they are arguments of the caller.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class WeightChoice:
         order: str = "rows",
         only: Sequence[str] = ("*",),
         constants: bool = True,
+        options: str = "Config.",
     ) -> None:
         assert config.quant is not None
         self.config, self.spec, self.report = config, config.quant, report
-        self.order, self.only, self.constants = order, only, constants
+        self.order, self.only, self.constants, self.options = order, only, constants, options
 
     def choose(
         self, mod: IRModule, functions: Sequence[str] | None = None
@@ -61,7 +63,7 @@ class WeightChoice:
         if reads_packed_weights(mod):
             self._note_float_activations()
         elif not chosen:
-            emit(_nothing_to_quantize(self.report.skipped))
+            emit(self._nothing_to_quantize())
         return chosen
 
     def _note_float_activations(self) -> None:
@@ -83,15 +85,17 @@ class WeightChoice:
     def _unwanted(self, site: WeightSite) -> tuple[str, str] | None:
         for glob in self.config.skip:
             if fnmatchcase(site.name, glob):
-                return "skipped", f"Config.skip has {glob!r}"
+                return "skipped", f"{self.options}skip has {glob!r}"
         if not self.constants and isinstance(site.source, GenericConst):
             return "constant", "it cannot be trained; import the model with weights as parameters"
         if not any(fnmatchcase(site.name, glob) for glob in self.only):
             return "skipped", f"none of only={tuple(self.only)!r} matches"
         if site.kind == "embedding" and not self.config.quantize_embedding:
-            return "embedding", "set Config.quantize_embedding to store embedding tables in INT4"
+            option = f"{self.options}quantize_embedding"
+            return "embedding", f"set {option} to store embedding tables in INT4"
         if site.kind == "head" and not self.config.quantize_head:
-            return "head", "set Config.quantize_head to quantize the projection onto the vocabulary"
+            option = f"{self.options}quantize_head"
+            return "head", f"set {option} to quantize the projection onto the vocabulary"
         return self._no_gain(site)
 
     def _no_gain(self, site: WeightSite) -> tuple[str, str] | None:
@@ -106,6 +110,16 @@ class WeightChoice:
         found = f"its {site.shape} values take {bytes_} bytes, and {packed} packed as {self.spec}"
         return "no-gain", found + f" (with group_size=-1, {least})" * (least < bytes_)
 
+    def _nothing_to_quantize(self) -> Diagnostic:
+        rows = self.report.skipped
+        lines = [f"{row.function}, {row.binding}, {row.name}: {row.reason}" for row in rows]
+        found = "\n  ".join(["it found", *lines]) if lines else _NO_PRODUCT
+        message, help_ = f"no weight can be quantized; {found}", "see each reason"
+        if self.options:
+            message = f"{self.options}quant is set, but {message}"
+            help_ += f", or leave {self.options}quant out"
+        return Diagnostic.error("nothing-to-quantize", message, help=help_)
+
     def _note(self, function: str, sites: list[WeightSite]) -> None:
         first: dict[object, WeightSite] = {}
         for site in sites:
@@ -117,6 +131,9 @@ class WeightChoice:
                 _float_bytes(site), layout.nbytes,
             )  # fmt: skip
             self.report.quantized.append(row)
+
+
+_NO_PRODUCT = "it found no product with a float weight (or fake-quantized ones only)"
 
 
 def note_skipped(report: Report, function: str, site: PackedCall, reason: tuple[str, str]) -> None:
@@ -132,19 +149,6 @@ def read_both_ways(chosen: Mapping[GlobalVar, list[WeightSite]]) -> set[str]:
     """Names of weights that are read as W[n, k] and as W[k, n]: they are quantized twice."""
     ways = {(site.name, site.transposed) for sites in chosen.values() for site in sites}
     return {name for name, transposed in ways if (name, not transposed) in ways}
-
-
-_NO_PRODUCT = "it found no product with a float weight (or fake-quantized ones only)"
-
-
-def _nothing_to_quantize(skipped: Sequence[SkippedWeight]) -> Diagnostic:
-    lines = [f"{row.function}, {row.binding}, {row.name}: {row.reason}" for row in skipped]
-    found = "\n  ".join(["it found", *lines]) if lines else _NO_PRODUCT
-    return Diagnostic.error(
-        "nothing-to-quantize",
-        f"Config.quant is set, but no weight can be quantized; {found}",
-        help="see each reason, or leave Config.quant out",
-    )
 
 
 def _float_bytes(site: WeightSite) -> int:

@@ -160,8 +160,8 @@ def reason_against(
     ):
         if str(dtype) not in known:
             return "dtype-not-supported", (
-                f"the {what} is {dtype}; INT4 kernels take float16, bfloat16 and "
-                "float32 (import the model with dtype=float32)"
+                f"the {what} is {dtype}; INT4 kernels take float16, bfloat16 and float32 "
+                '(from_pretrained(…, dtype="float32"), or model.float() before from_torch)'
             )
     return None
 

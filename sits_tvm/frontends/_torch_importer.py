@@ -31,7 +31,6 @@ from sits_tvm.frontends._torch_converters import CONVERTERS
 from sits_tvm.frontends._torch_nodes import WatchedCall, source_line
 from sits_tvm.frontends._torch_types import Types, same_shape, shapes_differ, to_tvm
 
-_REWRITE = "rewrite the line with other torch ops, or pass a converter to convert_exported_program"
 _KEPT_WHOLE = (
     *("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention"),
     "aten.detach.default",
@@ -54,6 +53,13 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     for op in [op for op in table if str(op).startswith(_KEPT_WHOLE)]:
         table.pop(op)
     return program.run_decompositions(table)
+
+
+def _rewrite(name: str) -> str:
+    return (
+        "rewrite the line with other torch ops, or give a converter: sits_tvm.frontends.torch."
+        f'convert_exported_program(torch.export.export(…), {{"{name}": converter}})'
+    )
 
 
 class Importer(ExportedProgramImporter):
@@ -233,7 +239,7 @@ class Importer(ExportedProgramImporter):
         except Exception as error:
             message = str(error).strip().splitlines()
             found = f"{name}: {(message or [repr(error)])[-1]}"
-            self._error("op-not-converted", found, node, help=_REWRITE)
+            self._error("op-not-converted", found, node, help=_rewrite(name))
             return self._stand_in(val)
         self._check_keywords(name, node, call)
         return out
@@ -246,7 +252,7 @@ class Importer(ExportedProgramImporter):
         for key in node.kwargs.keys() - call.kwargs.read - _WITHOUT_MEANING:
             if node.kwargs[key] != defaults.get(key):
                 found = f"{name}: the importer ignores {key}={node.kwargs[key]!r}"
-                self._error("keyword-ignored", found, node, help=_REWRITE)
+                self._error("keyword-ignored", found, node, help=_rewrite(name))
 
     def _match(self, node: torch.fx.Node, out: Any, val: Any) -> Any:
         """`out` with torch's type; an error where the two cannot both be right."""
@@ -260,7 +266,7 @@ class Importer(ExportedProgramImporter):
         if out.ty.dtype != want.dtype or shapes_differ(have, want.shape):
             name = node.target.__name__
             found = f"{name}: imported as {out.ty}, torch says {want}"
-            self._error("op-type", found, node, help=_REWRITE)
+            self._error("op-type", found, node, help=_rewrite(name))
             return self._stand_in(val)
         if isinstance(have, relax.ShapeExpr) and same_shape(have, want.shape):
             return out
@@ -300,7 +306,7 @@ class Importer(ExportedProgramImporter):
             function="main",
             binding=nodes[0].name,
             ir="\n".join(lines),
-            help=_REWRITE,
+            help=_rewrite(name),
         )
 
 

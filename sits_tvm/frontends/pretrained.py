@@ -160,7 +160,7 @@ def _load_directory(path: Path, dtype: torch.dtype | None) -> Loaded:
     except SitsError:
         raise
     except Exception as error:
-        _refuse("model-not-loaded", f"{path}: {type(error).__name__}: {error}", _ADVICE)
+        _refuse("model-not-loaded", f"{path}: {type(error).__name__}: {error}", _NOT_LOADED)
     refuse_incomplete(path, loaded)
     state = source.get("state_dict", {})
     unused = sorted(loaded["unexpected_keys"])
@@ -217,6 +217,7 @@ def _check_directory(path: Path) -> None:
 
 
 _ADVICE = "download the directory again, with config.json and every *.safetensors file"
+_NOT_LOADED = f"see the message of transformers; if files are damaged, {_ADVICE}"
 
 
 def _refuse(code: str, found: str, advice: str) -> NoReturn:

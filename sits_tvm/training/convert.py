@@ -75,7 +75,7 @@ def convert_qat(
         message = (
             f"convert_qat: QuantSpec.activation={spec.activation!r} has no effect: weights only"
         )
-        help_ = "for products of integers build the module before prepare_qat, with trained weights"
+        help_ = "to use it, build the module before prepare_qat with the trained weights"
         emit(Diagnostic.warning("qat-activation", message, help=help_))
     arrays = {name: as_numpy(array) for name, array in as_arrays(params).items()}
     out = mod.clone()

@@ -90,7 +90,9 @@ def prepare_qat(
     _check_options(spec, scales=scales, activation=activation)
     if spec.activation not in (None, activation):
         found = f"prepare_qat: QuantSpec.activation={spec.activation!r} has no effect on training"
-        help_ = f"write prepare_qat(…, activation={spec.activation!r}) to quantize activations, too"
+        help_ = f"{spec.activation} activations are not trained: the build rounds them"
+        if spec.activation in INTEGER_ACTIVATIONS:
+            help_ = f"write prepare_qat(…, activation={spec.activation!r}) to quantize them, too"
         emit(Diagnostic.warning("qat-activation", found, help=help_))
     check_functions(mod, names)
     arrays = {} if params is None else dict(as_arrays(params))
@@ -104,7 +106,7 @@ def prepare_qat(
         quantize_head=quantize_head,
     )
     filled = report if report is not None else Report()
-    choice = WeightChoice(config, filled, only=tuple(only), constants=False)
+    choice = WeightChoice(config, filled, only=tuple(only), constants=False, options="")
     with collect() as notes:
         chosen = choice.choose(mod, names)
     raise_errors(notes)

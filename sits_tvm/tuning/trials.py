@@ -49,7 +49,8 @@ class TrialLog:
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 message = f"{path}, line {number}: no trial of a kernel ({error})"
                 help_ = "take another work_dir, or delete the file"
-                raise SitsError([Diagnostic.error("trials", message, help=help_)]) from error
+                found = Diagnostic.error("trials-damaged", message, help=help_)
+                raise SitsError([found]) from error
 
     def of(self, key: dict[str, Any]) -> list[Trial]:
         return [trial for other, trial in self._trials if other == key]

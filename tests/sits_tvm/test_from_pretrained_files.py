@@ -56,7 +56,9 @@ def test_damaged_directories(tmp_path):
     assert str(tmp_path) in refused("model-not-loaded", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     weights.write_bytes(whole)
-    assert "no_such_model" in refused("model-not-loaded", tmp_path)
+    said = refused("model-not-loaded", tmp_path)
+    assert "no_such_model" in said
+    assert "help: see the message of transformers" in said
 
 
 def test_quantization_that_is_no_table(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from torch_runs import Calls, Dim
 from tvm import relax
 
+import sits_tvm
 from sits_tvm import SitsError
 from sits_tvm.frontends.torch import convert_exported_program, from_torch
 
@@ -41,6 +42,17 @@ def test_one_error_lists_everything_with_its_line():
     assert Path(__file__).name in text
     for line in ("torch.fft.fft(x).abs()", "bessel = torch.special", "torch.special.bessel_j0(b"):
         assert line in text
+
+
+def test_the_converter_that_is_advised_converts():
+    program = torch.export.export(Calls(torch.special.bessel_j0), (torch.randn(4),))
+    with pytest.raises(SitsError, match="op-not-supported") as caught:
+        from_torch(program)
+    (found,) = caught.value.diagnostics
+    call = found.help.split("converter: ")[1].replace("torch.export.export(…)", "program")
+    given = {"converter": lambda node, imp: imp.env[node.args[0]]}
+    mod, _ = eval(call, {"sits_tvm": sits_tvm, "program": program, **given})
+    assert len(mod["main"].params) == 1
 
 
 def test_refuses_names_that_torch_cannot_write():

@@ -70,6 +70,7 @@ def test_convert_refuses_what_prepare_qat_has_not_prepared(rng, spec):
         ({"func": "forward"}, "no-such-function", "'forward'"),
         ({"func": ()}, "no-such-function", "func is empty"),
         ({"only": ("none",)}, "nothing-to-quantize", "none of only="),
+        ({"skip": ("*",)}, "nothing-to-quantize", r"^error\S* no weight can[^$]*: skip has"),
         ({"params": {"up": np.zeros((2, 2), "float32")}}, "params-mismatch", "up"),
     ],
 )
@@ -95,6 +96,10 @@ def test_an_activation_of_the_spec_that_has_no_effect_is_told(rng):
         mod, values = prepare_qat(Mlp, spec, params=params)
     assert [(d.severity, d.code) for d in found] == [("warning", "qat-activation")]
     assert "write prepare_qat(…, activation='int8')" in found[0].help
+    with collect() as found:
+        prepare_qat(Mlp, QuantSpec(group_size=32, activation="bfloat16"), params=params)
+    assert [d.code for d in found] == ["qat-activation"]
+    assert "bfloat16 activations are not trained" in found[0].help
     with collect() as found:
         convert_qat(mod, values, spec)
     assert [(d.severity, d.code) for d in found] == [("warning", "qat-activation")]

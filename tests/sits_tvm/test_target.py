@@ -152,6 +152,13 @@ def test_bare_cuda_takes_the_gpu_of_this_machine_or_none():
         ("cuda -arch=sm_90 -lib=cublas", "target-option-unknown", "lib='cublas'", "libs"),
         ("cuda -arch=sm_90 -mcpu=znver4", "target-option-unknown", "mcpu='znver4'", "--host="),
         ("cuda -arch=sm_90 -thread_warp_size=0", "target-option-type", "thread_warp_size=0", ""),
+        (
+            "cuda -arch=sm_90 -max_shared_memory_per_block=0",
+            "target-option-type",
+            "=0",
+            "leave it out",
+        ),
+        ("llvm -num-cores=0", "target-option-type", "num-cores=0", "write -num-cores=2"),
         ("cuda -arch=sm_90 -max_num_threads=2048", "target-limit", "2048", "leave"),
         ("cuda -arch=sm_86 -max_shared_memory_per_block=232448", "target-limit", "101376", ""),
         ("cuda -arch=sm_90 --host=cuda", "target-host", "'cuda'", "--host=llvm"),

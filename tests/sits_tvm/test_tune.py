@@ -223,7 +223,7 @@ def test_refuses(measured, tmp_path, monkeypatch):
     assert refusal(linear(9), CPU, config=QUANT, work_dir="/proc/tuned").code == "work-dir"
     (tmp_path / "trials.jsonl").write_text('{"key": {}}\n{}\n')
     found = refusal(linear(9), CPU, **good)
-    assert (found.code, "line 1" in found.message) == ("trials", True)
+    assert (found.code, "line 1" in found.message) == ("trials-damaged", True)
 
 
 def test_cli(measured, tmp_path, capsys):

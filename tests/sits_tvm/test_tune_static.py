@@ -171,7 +171,7 @@ def test_trials_that_the_space_no_longer_has_do_not_count(estimated, tmp_path, k
 def test_damaged_trials_are_refused(tmp_path, key, change):
     work_dir = with_trial(tmp_path / "damaged", key, **change)
     found = refusal(linear(1), GPU, config=QUANT, work_dir=work_dir, runner="static")
-    assert (found.code, "line 1" in found.message) == ("trials", True)
+    assert (found.code, "line 1" in found.message) == ("trials-damaged", True)
 
 
 def test_a_file_in_place_of_the_database_is_refused(estimated, tmp_path):
