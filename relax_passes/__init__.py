@@ -1,4 +1,4 @@
-"""Relax passes, in the order in which the pipeline runs them. Importing this registers our ops."""
+"""Relax passes; README.md has their order. Importing this registers our ops."""
 
 import sits_tvm  # noqa: F401, first: it imports the modules of this package one by one
 

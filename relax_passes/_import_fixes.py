@@ -1,4 +1,5 @@
-"""The passes that make a module as importers leave it right, in order. A build runs them first."""
+"""The passes that make a module as importers leave it right, in order. Importers run them, and a
+build does after `InlinePrivateFunctions`."""
 
 from tvm.ir.transform import Pass
 

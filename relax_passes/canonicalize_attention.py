@@ -1,4 +1,5 @@
-"""Recognise attention however it is spelled. Runs on graph ops, after the fixes of imports."""
+"""Recognise attention in many spellings; the report names what is not recognised. Runs on graph
+ops, after the fixes of imports."""
 
 from __future__ import annotations
 

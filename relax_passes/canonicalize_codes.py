@@ -43,6 +43,10 @@ def canonicalize_codes(
     scales and zero points are the module's; what it rounds to half precision on the way, (code -
     zero) * scale, is not rounded.
 
+    What the ops compute has to be (code - zero) * scale with one scale, and at most one zero point,
+    per output channel or per group of 32, 64 or 128 columns. Codes that are arguments need their
+    values in `params`; constants do not.
+
     Parameters
     ----------
     mod : IRModule

@@ -1,5 +1,6 @@
-"""Give quantization its gradient, however it is spelled. Runs before `Gradient`, and repairs the
-adjoints that were made without it. Leaves alone: float16 arithmetic, more than 8 bits."""
+"""Give quantization its gradient, in many spellings. Runs before `Gradient`, and repairs the
+adjoints that were made without it. Leaves alone: float16 arithmetic, more than 8 bits, and what it
+does not recognise; the report says why."""
 
 from __future__ import annotations
 

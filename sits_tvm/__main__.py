@@ -1,4 +1,4 @@
-"""``python -m sits_tvm build|lower|check|tune|info``: the functions of the same names."""
+"""``python -m sits_tvm build|lower|check|tune|info``: the package from the shell."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sits_tvm",
-        description="Models with INT4 weights. Each command is the function of sits_tvm of its "
-        "name; help(sits_tvm.Config) says what --config takes.",
+        description="Models with INT4 weights. build, lower, check and tune do what the functions "
+        "of sits_tvm do, info describes this machine; help(sits_tvm.Config) says what --config "
+        "takes.",
     )
     commands = parser.add_subparsers(required=True, metavar="build|lower|check|tune|info")
     for name, run, text in (
         ("build", _build, "compile a model and print the report; only -o keeps what was compiled"),
         ("lower", _lower, "stop before code generation; print or save the IR"),
-        ("check", _check, "print the report that build would give, without code generation"),
+        ("check", _check, "print what build would say before code generation (without nvcc)"),
         ("tune", _tune, "measure parameters for the kernels of a model"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -90,9 +91,12 @@ def _tuning(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="trials, and DIR/database for Config.database; a later call goes on there",
     )
-    command.add_argument("--runner", default="local", help="local, rpc with TVM_TRACKER_…, static")
-    command.add_argument("--trials", type=int, default=64, help="per kernel; default: %(default)s")
-    command.add_argument("--time-budget", type=float, metavar="SECONDS")
+    runners = "local, rpc with TVM_TRACKER_…, static"
+    command.add_argument("--runner", default="local", help=f"{runners}; default: %(default)s")
+    trials = "per kernel and range of rows, earlier calls included"
+    command.add_argument("--trials", type=int, default=64, help=f"{trials}; default: %(default)s")
+    budget = "for all kernels; checked between batches of candidates; default: no end"
+    command.add_argument("--time-budget", type=float, metavar="SECONDS", help=budget)
 
 
 def _common(command: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:

@@ -52,8 +52,8 @@ class QuantSpec:
         (W4A8, llvm and, from sm_80 on, cuda). "int4" does so with codes -7…7 (W4A4), which costs
         accuracy: in memory two to a byte on cuda; on llvm the kernels, and what they cost, are
         those of "int8". "bfloat16" rounds those of float16 and float32 models to bfloat16, and is
-        faster for many rows on CPUs that multiply pairs of them (avx512_bf16; llvm only); sums and
-        results are as before.
+        faster for many rows on CPUs that multiply pairs of them (avx512_bf16; llvm only); sums are
+        in float32, results in the model's dtype.
     activation_scale : str
         Of "int8" and "int4" activations: "absmax" is amax / 127 or amax / 7 of a part,
         "power-of-two" the smallest power of two that is no less.

@@ -27,7 +27,7 @@ class Diagnostic:
     severity : str
         "error", "warning" or "note".
     code : str
-        Kebab-case name of the kind, such as "group-size-not-divisible".
+        Kebab-case name of the kind, such as "nothing-to-quantize".
     message : str
         What was found, with values.
     function, binding : str
@@ -57,14 +57,17 @@ class Diagnostic:
         binding: str = "",
         ir: str = "",
     ) -> Diagnostic:
+        """An error; it cannot do without `help`."""
         return cls("error", code, message, function, binding, ir, help)
 
     @classmethod
     def warning(cls, code: str, message: str, **where: str) -> Diagnostic:
+        """A warning; `where` are `function`, `binding`, `ir` and `help`."""
         return cls("warning", code, message, **where)
 
     @classmethod
     def note(cls, code: str, message: str, **where: str) -> Diagnostic:
+        """A note; `where` as for `warning`."""
         return cls("note", code, message, **where)
 
     def __str__(self) -> str:
@@ -78,16 +81,17 @@ class Diagnostic:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
         return asdict(self)
 
 
 class SitsError(ValueError):
-    """Raised with every error that was found, not the first.
+    """Raised with every error that a step found, not the first. It is a ValueError.
 
     Attributes
     ----------
     diagnostics : list of Diagnostic
-        The errors, in the order they were found.
+        The errors alone, in the order they were found.
     """
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:

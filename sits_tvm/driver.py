@@ -53,7 +53,8 @@ def build(
     Raises
     ------
     SitsError
-        With everything that is wrong with module, target, parameters or device code.
+        With everything that is wrong at the first of these steps that finds something: target,
+        module, parameters, graph passes, kernel passes, device code.
 
     Examples
     --------
@@ -89,6 +90,13 @@ def lower(
     """Everything `build` does short of code generation: fused, scheduled PrimFuncs.
 
     Parameters, errors: as `build`.
+
+    Returns
+    -------
+    mod : IRModule
+        What `build` would generate code for.
+    report : Report
+        Without what is read back from device code.
     """
     report = Report()
     return _lower(mod, target, params, config or Config(), report), report
@@ -101,7 +109,14 @@ def check(
     params: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> list[Diagnostic]:
-    """What `build` would say of a module, without compiling or changing it.
+    """What `build` would say of a module before code generation, returned instead of raised.
+
+    What nvcc finds, or that it is missing, is not in it.
+
+    Parameters
+    ----------
+    mod, target, params, config
+        As for `build`. The module is not changed.
 
     Returns
     -------
@@ -117,7 +132,7 @@ def preview(
     params: Mapping[str, Any] | None,
     config: Config,
 ) -> Report:
-    """The report that `build` would give, up to the first pass that finds an error."""
+    """The report that `lower` would give, up to the first step that finds an error."""
     report = Report()
     try:
         _lower(mod, target, params, config, report)

@@ -174,7 +174,29 @@ class Kernel:
 
 @dataclass(repr=False)
 class Report:
-    """What was rewritten, skipped and scheduled. Prints as tables; shows as HTML in notebooks."""
+    """What was rewritten, skipped and scheduled. Prints as tables; shows as HTML in notebooks.
+
+    Attributes
+    ----------
+    target : str
+        As TVM writes it, with what was filled in.
+    quantized : list of QuantizedWeight
+    skipped : list of SkippedWeight
+    stacked : list of StackedWeights
+    attention : list of AttentionSite
+    attention_rewrites : list of AttentionRewrite
+    rewrite_checks : list of RewriteCheck
+        With `Config.verify`.
+    lowered_attention : list of LoweredAttention
+    quantize_sites : list of QuantizeSite
+    gradients : list of GradientSummary
+        With `Config.gradient_gate`.
+    passes : list of PassRun
+    kernels : list of Kernel
+    diagnostics : list of Diagnostic
+        Warnings and notes of all steps; ``python -m sits_tvm check`` adds errors. Notes are not
+        printed: they repeat what the tables say.
+    """
 
     target: str = ""
     quantized: list[QuantizedWeight] = field(default_factory=list)
@@ -191,6 +213,7 @@ class Report:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields by name, their rows as dicts."""
         return asdict(self)
 
     def to_json(self) -> str:
@@ -199,6 +222,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
+        """The report that `to_json` wrote."""
         values = json.loads(text)
         report = cls(target=values["target"])
         for name, row in _ROWS.items():

@@ -1,4 +1,4 @@
-"""Where attention may be: softmax, however it is spelled, and exponentials that are summed."""
+"""Where attention may be: softmax, in many spellings, and exponentials that are summed."""
 
 from __future__ import annotations
 

@@ -40,8 +40,9 @@ def from_onnx(
     Raises
     ------
     SitsError
-        With every node that cannot be imported, and every value whose type differs from what ONNX
-        infers; if the file is damaged, or the package onnx is missing.
+        With every operator that has no converter and its nodes; else with the first node that
+        cannot be converted; else with every value whose type differs from what ONNX infers. If the
+        file is damaged, or the package onnx is missing.
     FileNotFoundError
         If there is no such file.
     """

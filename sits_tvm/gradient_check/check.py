@@ -51,7 +51,8 @@ def check_gradient_conservation(
     mod : IRModule
         With `func` and ``<func>_adjoint``, as `sits_tvm.differentiate` makes it. Not changed.
     params : mapping of name to tensor, optional
-        Values of arguments. What is not given is drawn anew for each seed.
+        Values of arguments. What is not given is drawn anew for each seed; arguments of a symbolic
+        shape have to be given, here or in `inputs`.
     inputs : sequence or mapping of name to tensor, optional
         The first arguments, or arguments by name.
     require_grads : sequence of str, optional
@@ -72,8 +73,8 @@ def check_gradient_conservation(
     Raises
     ------
     SitsError
-        If there is no adjoint, an argument does not fit, an op has no reference, PyTorch is
-        missing, or the function is not finite at the arguments.
+        If there is no adjoint, an argument does not fit, one of symbolic shape is not given, an op
+        has no reference, PyTorch is missing, or the function is not finite at the arguments.
     """
     check_is_module(mod)
     _check_options(func, seeds, loss_scales)

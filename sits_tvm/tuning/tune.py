@@ -75,8 +75,11 @@ def tune(
     Raises
     ------
     SitsError
-        What `build` would raise; if there is nothing to tune; if a kernel has no valid candidate,
-        with the most frequent reason. The database holds the other kernels.
+        What `lower` would raise; for an option without sense, a missing package of the extra
+        ``tune``, no device for the runner, a `work_dir` that cannot be written or whose trials are
+        damaged; if there is nothing to tune, or nothing was measured within `time_budget`; if a
+        kernel has no valid candidate, with the most frequent reason. The database holds the other
+        kernels.
     """
     for package in ("psutil", "cloudpickle", "xgboost", "tornado"):
         require(package, "tuning", "tune")
