@@ -7,8 +7,9 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+import sits_tvm
 from relax_passes import QuantizeMatmulWeights
-from sits_tvm import Config, QuantSpec
+from sits_tvm import Config, QuantSpec, SitsError
 from sits_tvm.diagnostics import collect
 
 
@@ -149,3 +150,10 @@ def test_names_that_are_taken_are_errors():
     assert [d.message for d in found if d.code == "name-taken"] == [
         "INT4 weights need the name `main_transform_params`, which main or another function has"
     ]
+
+
+def test_another_dtype_says_how_to_import_the_model():
+    double = relax.TensorType((64, 64), "float64")
+    mod = module_of(double, lambda bb, x, w: OP.matmul(x, w), relax.TensorType((4, 64), "float64"))
+    with pytest.raises(SitsError, match=r"from_pretrained\(…, dtype=\"float32\"\), or model.float"):
+        sits_tvm.build(mod, "llvm", config=Config(quant=QuantSpec()))
