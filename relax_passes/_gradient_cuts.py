@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import Op
 
-from relax_passes._adjoint import used_vars
+from ._adjoint import used_vars
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 import tvm
 from tvm import relax
 
-from relax_passes._adjoint import SUFFIX, Adjoint, identifier, primal_name, used_vars
-from relax_passes._gradient_cuts import find_cuts
 from sits_tvm.diagnostics import Diagnostic
+
+from ._adjoint import SUFFIX, Adjoint, identifier, primal_name, used_vars
+from ._gradient_cuts import find_cuts
 
 _DIFFERENTIATE = "run FixQuantizeGradient, or sits_tvm.differentiate(), which runs it for you"
 

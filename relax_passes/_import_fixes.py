@@ -3,9 +3,9 @@ build does after `InlinePrivateFunctions`."""
 
 from tvm.ir.transform import Pass
 
-from relax_passes.normalize_negative_indices import NormalizeNegativeIndices
-from relax_passes.simplify_symbolic_shapes import SimplifySymbolicShapes
-from relax_passes.widen_cumsum import WidenCumsum
+from .normalize_negative_indices import NormalizeNegativeIndices
+from .simplify_symbolic_shapes import SimplifySymbolicShapes
+from .widen_cumsum import WidenCumsum
 
 IMPORT_FIXES: tuple[Pass, ...] = (
     WidenCumsum(),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tvm import relax
 
-from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
+from .index_analysis.index_domain import Domain, Index, integer, is_integer
 
 Lookup = Callable[[relax.Var], relax.Expr | None]  # what a variable is bound to
 Element = tuple[relax.Expr, list[Index]]  # a tensor and the place in it

@@ -11,8 +11,9 @@ from tvm.ir import GlobalVar, IRModule
 from tvm.ir.transform import PassContext
 from tvm.sym import ConstIntBound
 
-from relax_passes.index_analysis.dim_bounds import bounded_analyzer
 from tir_schedules.records.space import UPPER_BOUNDS
+
+from .index_analysis.dim_bounds import bounded_analyzer
 
 _CALL_TIR = "relax.call_tir"
 _LARGEST = 2**31 - 1

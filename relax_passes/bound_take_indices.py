@@ -12,7 +12,7 @@ from tvm.ir import GenericConst, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
+from ._map_functions import map_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="BoundTakeIndices")

@@ -14,7 +14,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
+from ._map_functions import map_functions
 
 _FILLS = ("relax.full", "relax.full_like")
 

@@ -13,17 +13,18 @@ from tvm import IRModule, relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
-from relax_passes.canonical_attention.adjoints import Missed, is_adjoint, without_gradients
-from relax_passes.canonical_attention.anchors import softmaxes_of, unnormalised
-from relax_passes.canonical_attention.calls import is_attention, plan_call
-from relax_passes.canonical_attention.emit import Emitter
-from relax_passes.canonical_attention.graph import Graph, NearMiss
-from relax_passes.canonical_attention.plan import Plan, Softmax, plan
-from relax_passes.canonical_attention.split_functions import softmax_arguments, split_softmaxes
-from relax_passes.op.attention import ATTRIBUTES
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import AttentionSite, Report
+
+from ._map_functions import map_functions
+from .canonical_attention.adjoints import Missed, is_adjoint, without_gradients
+from .canonical_attention.anchors import softmaxes_of, unnormalised
+from .canonical_attention.calls import is_attention, plan_call
+from .canonical_attention.emit import Emitter
+from .canonical_attention.graph import Graph, NearMiss
+from .canonical_attention.plan import Plan, Softmax, plan
+from .canonical_attention.split_functions import softmax_arguments, split_softmaxes
+from .op.attention import ATTRIBUTES
 
 
 @tvm.transform.module_pass(opt_level=0, name="CanonicalizeAttention")

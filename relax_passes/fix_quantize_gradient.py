@@ -10,12 +10,13 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._adjoint import bindings_of, used_vars
-from relax_passes._map_functions import map_functions
-from relax_passes.quantize_spellings.adjoint import is_adjoint, repair_adjoint
-from relax_passes.quantize_spellings.sites import Site, find_sites
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizeSite, Report
+
+from ._adjoint import bindings_of, used_vars
+from ._map_functions import map_functions
+from .quantize_spellings.adjoint import is_adjoint, repair_adjoint
+from .quantize_spellings.sites import Site, find_sites
 
 
 @tvm.transform.module_pass(opt_level=0, name="FixQuantizeGradient")

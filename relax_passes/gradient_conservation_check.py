@@ -10,9 +10,10 @@ import tvm
 from tvm import IRModule
 from tvm.ir.transform import PassContext
 
-from relax_passes._adjoint import adjoint_names, read_adjoint
-from relax_passes._gradient_paths import walk_gradients
 from sits_tvm.diagnostics import Diagnostic, SitsError, emit
+
+from ._adjoint import adjoint_names, read_adjoint
+from ._gradient_paths import walk_gradients
 
 Gate = Callable[[IRModule, str], Sequence[Diagnostic]]
 

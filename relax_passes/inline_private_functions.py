@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
-from relax_passes._inlining import called, called_from, inline_calls
+from ._inlining import called, called_from, inline_calls
 
 
 @tvm.transform.module_pass(opt_level=0, name="InlinePrivateFunctions")

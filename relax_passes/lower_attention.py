@@ -13,12 +13,13 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
-from relax_passes._map_functions import map_functions
-from relax_passes.op._attention_plain import lower_plain
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import LoweredAttention, Report
 from sits_tvm.target import parse_target
 from tir_schedules.attention.rule import attention_kernel
+
+from ._map_functions import map_functions
+from .op._attention_plain import lower_plain
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerAttention")

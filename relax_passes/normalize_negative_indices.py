@@ -18,8 +18,9 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
 from sits_tvm.diagnostics import Diagnostic, emit
+
+from ._map_functions import map_functions
 
 _REWRITES = {
     "relax.take": "take",

@@ -12,11 +12,12 @@ from tvm import IRModule, relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._adjoint import bindings_of
-from relax_passes._map_functions import map_functions
-from relax_passes.prune_rules.block import SHARED, BlockRules, Row
 from sits_tvm.config import GRAPH_RULES
 from sits_tvm.report import AttentionRewrite, Report
+
+from ._adjoint import bindings_of
+from ._map_functions import map_functions
+from .prune_rules.block import SHARED, BlockRules, Row
 
 
 @tvm.transform.module_pass(opt_level=0, name="PruneRedundantAttention")

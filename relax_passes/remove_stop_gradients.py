@@ -8,7 +8,7 @@ from tvm.ir import Op
 from tvm.ir.transform import Pass, PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
+from ._map_functions import map_functions
 
 _NO_GRAD = Op.get("relax.grad.no_grad")
 

@@ -15,9 +15,10 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
-from relax_passes.index_analysis.dim_bounds import bounded_analyzer
 from sits_tvm.diagnostics import Diagnostic, emit
+
+from ._map_functions import map_functions
+from .index_analysis.dim_bounds import bounded_analyzer
 
 _INT64_MAX = (1 << 63) - 1
 _DATA_DEPENDENT = ("FDataDependent", "FCallPacked")

@@ -8,8 +8,9 @@ from tvm.ir import GenericConst
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
 from sits_tvm import int4_tensors  # noqa: F401  makes int4 arrays constants in the first place
+
+from ._map_functions import map_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="UnpackInt4Constants")

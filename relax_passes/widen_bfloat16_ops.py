@@ -11,7 +11,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
+from ._map_functions import map_functions
 
 _LACKING = ("power", "log_add_exp", "isnan", "isinf", "isfinite", "argmax", "argmin")
 _SORTING = ("sort", "argsort", "topk", "median")  # TVM's sort reads bfloat16 as an integer

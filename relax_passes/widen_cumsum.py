@@ -8,7 +8,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes._map_functions import map_functions
+from ._map_functions import map_functions
 
 _SCANS = {"relax.cumsum": R.cumsum, "relax.cumprod": R.cumprod}
 

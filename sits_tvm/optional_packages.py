@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from sits_tvm.diagnostics import Diagnostic, SitsError
+from .diagnostics import Diagnostic, SitsError
 
 
 def require(package: str, needed_by: str, extra: str) -> None:

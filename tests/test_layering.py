@@ -189,3 +189,14 @@ def test_import_needs_no_optional_package_and_is_fast() -> None:
 )
 def test_any_package_can_be_imported_first(first: str) -> None:
     run_fresh(f"import {first}, sits_tvm; sits_tvm.build")
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_name)
+def test_imports_of_the_own_package_are_relative(path: Path) -> None:
+    top = path.relative_to(ROOT).parts[0]
+    modules = [
+        node.module or ""
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    assert not [module for module in modules if module.partition(".")[0] == top]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tvm import IRModule, relax
 
-from relax_passes._adjoint import SUFFIX
-from relax_passes.canonical_attention.graph import NearMiss
+from .._adjoint import SUFFIX
+from .graph import NearMiss
 
 Missed = tuple[relax.Var, NearMiss]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from tvm import relax
 
-from relax_passes.canonical_attention.graph import Graph, NearMiss
-from relax_passes.canonical_attention.plan import Softmax
-from relax_passes.canonical_attention.reach import PRODUCTS, VIEWS, products_above, reaches
-from relax_passes.canonical_attention.softmax_forms import quotient, without_logarithm
+from .graph import Graph, NearMiss
+from .plan import Softmax
+from .reach import PRODUCTS, VIEWS, products_above, reaches
+from .softmax_forms import quotient, without_logarithm
 
 
 def softmaxes_of(graph: Graph) -> list[Softmax]:

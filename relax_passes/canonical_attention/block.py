@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from relax_passes.canonical_attention.elements import Element, Points
-from relax_passes.canonical_attention.frame import Axes, Sides
-from relax_passes.canonical_attention.graph import NearMiss, dtype_of, shape_of
-from relax_passes.canonical_attention.layout import Frame, Operand, Operands, Placed, placed_mask
-from relax_passes.canonical_attention.operands import Recipe, recipe, trail, views_of
-from relax_passes.canonical_attention.products import SUMMED, UNIT
-from relax_passes.canonical_attention.scores import Mask
-from relax_passes.canonical_attention.weights import Weights
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
+from ..index_analysis.index_domain import Index, integer, is_integer
+from .elements import Element, Points
+from .frame import Axes, Sides
+from .graph import NearMiss, dtype_of, shape_of
+from .layout import Frame, Operand, Operands, Placed, placed_mask
+from .operands import Recipe, recipe, trail, views_of
+from .products import SUMMED, UNIT
+from .scores import Mask
+from .weights import Weights
 
 
 class Block:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax, tirx
 
-from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
-from relax_passes.index_analysis.visibility import Visibility
+from ..index_analysis.index_domain import Domain, Index, integer, is_integer
+from ..index_analysis.visibility import Visibility
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax, tirx
 
-from relax_passes.canonical_attention.bounds import Masking
-from relax_passes.canonical_attention.elements import Element, Points
-from relax_passes.canonical_attention.graph import Graph, NearMiss, dtype_of, shape_of
-from relax_passes.canonical_attention.layout import Frame, Operand, Operands, Placed, placed_mask
-from relax_passes.canonical_attention.operands import Recipe, recipe, views_of
-from relax_passes.canonical_attention.plan import Plan, softmax_dtype_of
-from relax_passes.canonical_attention.scores import Mask
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
+from ..index_analysis.index_domain import Index, integer, is_integer
+from .bounds import Masking
+from .elements import Element, Points
+from .graph import Graph, NearMiss, dtype_of, shape_of
+from .layout import Frame, Operand, Operands, Placed, placed_mask
+from .operands import Recipe, recipe, views_of
+from .plan import Plan, softmax_dtype_of
+from .scores import Mask
 
 _OURS = "sits.attention"
 _TVM = ("nn.attention", "nn.attention_bias", "nn.attention_var_len")

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
 
-from relax_passes.canonical_attention.graph import Graph, NearMiss, shape_of
-from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
-from relax_passes.index_analysis.index_values import IndexValues
-from relax_passes.index_analysis.view_steps import regroup, resolve
 from tir_schedules.tir_nodes import substitute, uses
+
+from ..index_analysis.index_domain import Domain, Index, integer, is_integer
+from ..index_analysis.index_values import IndexValues
+from ..index_analysis.view_steps import regroup, resolve
+from .graph import Graph, NearMiss, shape_of
 
 
 @dataclass(frozen=True)

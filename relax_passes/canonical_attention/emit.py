@@ -9,13 +9,13 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes.canonical_attention.bounds import Masking
-from relax_passes.canonical_attention.graph import NearMiss, dtype_of
-from relax_passes.canonical_attention.masks import Lookup, MaskReader
-from relax_passes.canonical_attention.operands import Recipe
-from relax_passes.canonical_attention.plan import Plan
-from relax_passes.canonical_attention.scores import Mask
-from relax_passes.op.attention import attention
+from ..op.attention import attention
+from .bounds import Masking
+from .graph import NearMiss, dtype_of
+from .masks import Lookup, MaskReader
+from .operands import Recipe
+from .plan import Plan
+from .scores import Mask
 
 
 class Emitter:

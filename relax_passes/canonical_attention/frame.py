@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import tirx
 
-from relax_passes.canonical_attention.elements import Element, Points, flat, product
-from relax_passes.canonical_attention.graph import NearMiss
-from relax_passes.canonical_attention.layout import Frame
-from relax_passes.canonical_attention.operands import Trail
-from relax_passes.canonical_attention.scores import Scores
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
+from ..index_analysis.index_domain import Index, integer, is_integer
+from .elements import Element, Points, flat, product
+from .graph import NearMiss
+from .layout import Frame
+from .operands import Trail
+from .scores import Scores
 
 
 class Axes:

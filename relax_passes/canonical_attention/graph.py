@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import tvm
 from tvm import relax
 
-from relax_passes._adjoint import bodies_of, used_vars
-from relax_passes._values import Values
-from relax_passes.canonical_attention.remedies import REMEDIES
+from .._adjoint import bodies_of, used_vars
+from .._values import Values
+from .remedies import REMEDIES
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 

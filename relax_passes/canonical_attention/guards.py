@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from relax_passes.canonical_attention.elements import Element, Points
-from relax_passes.canonical_attention.graph import NearMiss
-from relax_passes.canonical_attention.scores import Mask
-from relax_passes.canonical_attention.weights import Guard
+from .elements import Element, Points
+from .graph import NearMiss
+from .scores import Mask
+from .weights import Guard
 
 
 class GuardReader:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from relax_passes.canonical_attention.elements import Points
-from relax_passes.canonical_attention.operands import Recipe, Trail, pick, views_of
-from relax_passes.canonical_attention.scores import Mask
-from relax_passes.index_analysis.index_domain import Index, integer
+from ..index_analysis.index_domain import Index, integer
+from .elements import Points
+from .operands import Recipe, Trail, pick, views_of
+from .scores import Mask
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ import ml_dtypes
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes.canonical_attention.bounds import Masking, both, bounds_of
-from relax_passes.canonical_attention.graph import NearMiss, dtype_of
-from relax_passes.canonical_attention.scores import Mask
-from relax_passes.index_analysis.index_domain import Index
-from relax_passes.index_analysis.visibility import (
+from ..index_analysis.index_domain import Index
+from ..index_analysis.visibility import (
     Lookup,
     Visibility,
     additive_visibility,
     every_row_sees_a_key,
     visibility,
 )
+from .bounds import Masking, both, bounds_of
+from .graph import NearMiss, dtype_of
+from .scores import Mask
 
 _ABSORBS = -1e30  # float32 and bfloat16 scores vanish beside it
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from relax_passes.canonical_attention.elements import Element, Points, flat, product
-from relax_passes.canonical_attention.graph import FLOATS, dtype_of, is_wider, shape_of
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
 from tir_schedules.tir_nodes import uses
+
+from ..index_analysis.index_domain import Index, integer, is_integer
+from .elements import Element, Points, flat, product
+from .graph import FLOATS, dtype_of, is_wider, shape_of
 
 
 @dataclass(frozen=True)

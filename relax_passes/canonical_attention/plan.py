@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relax_passes.canonical_attention.block import Block
-from relax_passes.canonical_attention.bounds import Masking
-from relax_passes.canonical_attention.elements import Element, Points
-from relax_passes.canonical_attention.frame import sides_of
-from relax_passes.canonical_attention.graph import FLOATS, Graph, NearMiss, dtype_of, widest
-from relax_passes.canonical_attention.guards import GuardReader
-from relax_passes.canonical_attention.layout import Placed
-from relax_passes.canonical_attention.scores import ScoreReader
-from relax_passes.canonical_attention.weights import WeightReader
+from .block import Block
+from .bounds import Masking
+from .elements import Element, Points
+from .frame import sides_of
+from .graph import FLOATS, Graph, NearMiss, dtype_of, widest
+from .guards import GuardReader
+from .layout import Placed
+from .scores import ScoreReader
+from .weights import WeightReader
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relax_passes.canonical_attention.elements import Element
-from relax_passes.canonical_attention.graph import Graph, NearMiss, shape_of
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
+from ..index_analysis.index_domain import Index, integer, is_integer
+from .elements import Element
+from .graph import Graph, NearMiss, shape_of
 
 SUMMED = "+"  # the letter of the axis summed over
 UNIT = "1"  # of axes that are broadcast

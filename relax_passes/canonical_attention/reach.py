@@ -8,8 +8,8 @@ from collections.abc import Collection
 import tvm_ffi
 from tvm import relax
 
-from relax_passes._adjoint import used_vars
-from relax_passes.canonical_attention.graph import Graph
+from .._adjoint import used_vars
+from .graph import Graph
 
 PRODUCTS = ("matmul", "einsum")
 VIEWS = (

@@ -8,11 +8,11 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from relax_passes._adjoint import used_vars
-from relax_passes.canonical_attention.elements import Element, Points, broadcast_element
-from relax_passes.canonical_attention.graph import FLOATS, NearMiss, dtype_of, is_wider, shape_of
-from relax_passes.canonical_attention.products import Product, product_of
-from relax_passes.canonical_attention.reach import PRODUCTS, sources
+from .._adjoint import used_vars
+from .elements import Element, Points, broadcast_element
+from .graph import FLOATS, NearMiss, dtype_of, is_wider, shape_of
+from .products import Product, product_of
+from .reach import PRODUCTS, sources
 
 _LONGEST = 64  # bindings looked at for one softmax
 

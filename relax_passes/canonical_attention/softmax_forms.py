@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from tvm import relax
 
-from relax_passes.canonical_attention.elements import Element, Points, broadcast_element
-from relax_passes.canonical_attention.graph import Graph
-from relax_passes.canonical_attention.plan import Divided, Softmax
-from relax_passes.canonical_attention.products import product_of
+from .elements import Element, Points, broadcast_element
+from .graph import Graph
+from .plan import Divided, Softmax
+from .products import product_of
 
 
 def quotient(graph: Graph, var: relax.Var, name: str, call: relax.Call) -> Softmax | None:

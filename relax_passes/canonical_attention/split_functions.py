@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from tvm import IRModule, relax
 
-from relax_passes._inlining import called
-from relax_passes.canonical_attention.anchors import all_softmaxes
-from relax_passes.canonical_attention.graph import Graph, NearMiss
-from relax_passes.canonical_attention.reach import PRODUCTS, products_above, reaches, sources
+from .._inlining import called
+from .anchors import all_softmaxes
+from .graph import Graph, NearMiss
+from .reach import PRODUCTS, products_above, reaches, sources
 
 
 def softmax_arguments(mod: IRModule) -> dict[str, set[int]]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from relax_passes.canonical_attention.elements import Element, Points, broadcast_element
-from relax_passes.canonical_attention.graph import FLOATS, NearMiss, dtype_of
-from relax_passes.canonical_attention.products import Product, product_of
-from relax_passes.canonical_attention.reach import VIEWS
+from .elements import Element, Points, broadcast_element
+from .graph import FLOATS, NearMiss, dtype_of
+from .products import Product, product_of
+from .reach import VIEWS
 
 _LONGEST = 16  # bindings between a softmax and its product
 

@@ -13,8 +13,7 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from relax_passes.op._attention_plain import lower_plain
-
+from ..op._attention_plain import lower_plain
 from ._rules import axes_of, cast, const, dims, gradient, reshape
 from .reverse import vector_jacobian
 

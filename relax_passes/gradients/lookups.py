@@ -7,8 +7,7 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from relax_passes.op.take_backward import take_backward
-
+from ..op.take_backward import take_backward
 from ._rules import gradient, none
 
 

@@ -18,9 +18,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes.op._affine import FORMAT
-from relax_passes.op._groups import expand_scale, sum_for
-
+from ..op._affine import FORMAT
+from ..op._groups import expand_scale, sum_for
 from ._rules import cast, const, dims, gradient, none, reshape
 
 Expr: TypeAlias = relax.Expr

@@ -10,10 +10,10 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 
-from relax_passes.head_rules.selection import VIEW, NotPerHead, Selection, op_name
-from relax_passes.head_rules.selector import HeadSelector
-from relax_passes.op.attention import NAME
-from relax_passes.packed_weights.weight_sites import MATMUL, bindings_of
+from ..op.attention import NAME
+from ..packed_weights.weight_sites import MATMUL, bindings_of
+from .selection import VIEW, NotPerHead, Selection, op_name
+from .selector import HeadSelector
 
 ATTENTION = Op.get(NAME)
 _ON_THE_WAY_OUT = [Op.get(f"relax.{name}") for name in ("permute_dims", "reshape", "astype")]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relax_passes.head_rules.attention_projections import AttentionWeights
-from relax_passes.head_rules.facts import FoundHeads, HeadWeights, has_one_mask, rounding
-from relax_passes.head_rules.plan import Part
-from relax_passes.head_rules.rewrite import SitePlan
+from .attention_projections import AttentionWeights
+from .facts import FoundHeads, HeadWeights, has_one_mask, rounding
+from .plan import Part
+from .rewrite import SitePlan
 
 
 def heads_reason(

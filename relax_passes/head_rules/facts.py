@@ -9,11 +9,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relax_passes.head_rules.attention_projections import AttentionWeights, HeadTrace
-from relax_passes.head_rules.plan import HeadFacts, Part, heads_of
-from relax_passes.head_rules.selection import VIEW
-from relax_passes.head_rules.symmetries import ValueForm, is_finite, kind_of, map_keys, value_forms
-from relax_passes.head_rules.weight_edits import WeightEdits, unit_roundoff
+from .attention_projections import AttentionWeights, HeadTrace
+from .plan import HeadFacts, Part, heads_of
+from .selection import VIEW
+from .symmetries import ValueForm, is_finite, kind_of, map_keys, value_forms
+from .weight_edits import WeightEdits, unit_roundoff
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,20 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.runtime import Tensor
 
-from relax_passes.head_rules.attention_projections import (
+from sits_tvm.report import AttentionRewrite
+
+from ..packed_weights.weight_sites import weights_of
+from .attention_projections import (
     AttentionWeights,
     FunctionUses,
     Leaf,
     find_attention_weights,
 )
-from relax_passes.head_rules.low_rank import FACTOR, Factors, Screening, low_rank_factors
-from relax_passes.head_rules.plan import Group, Part
-from relax_passes.head_rules.private_weights import reason_against
-from relax_passes.head_rules.rewrite import HeadRewriter, SitePlan
-from relax_passes.head_rules.weight_edits import WeightEdits, unit_roundoff
-from relax_passes.packed_weights.weight_sites import weights_of
-from sits_tvm.report import AttentionRewrite
+from .low_rank import FACTOR, Factors, Screening, low_rank_factors
+from .plan import Group, Part
+from .private_weights import reason_against
+from .rewrite import HeadRewriter, SitePlan
+from .weight_edits import WeightEdits, unit_roundoff
 
 Params = Mapping[str, Tensor | np.ndarray]
 

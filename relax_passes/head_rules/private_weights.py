@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import GenericConst, IRModule
 
-from relax_passes.head_rules.attention_projections import AttentionWeights, FunctionUses
+from .attention_projections import AttentionWeights, FunctionUses
 
 
 def reason_against(site: AttentionWeights, uses: FunctionUses, mod: IRModule) -> str | None:

@@ -9,8 +9,8 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from relax_passes._values import is_one
-from relax_passes.head_rules.selection import NotPerHead, Selection
+from .._values import is_one
+from .selection import NotPerHead, Selection
 
 
 def through_reshape(before: list, after: list, selection: Selection) -> Selection:

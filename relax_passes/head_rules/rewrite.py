@@ -12,12 +12,12 @@ from tvm.ir import IRModule
 from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes.head_rules.attention_projections import AttentionWeights
-from relax_passes.head_rules.plan import Part
-from relax_passes.head_rules.selection import Selection
-from relax_passes.head_rules.selector import HeadSelector
-from relax_passes.head_rules.weight_edits import WeightEdits
-from relax_passes.head_rules.writers import ContinueFrom, ReplaceRows, SelectRows
+from .attention_projections import AttentionWeights
+from .plan import Part
+from .selection import Selection
+from .selector import HeadSelector
+from .weight_edits import WeightEdits
+from .writers import ContinueFrom, ReplaceRows, SelectRows
 
 
 @dataclass(frozen=True)

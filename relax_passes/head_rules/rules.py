@@ -8,8 +8,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from relax_passes.head_rules.reshape import through_reshape
-from relax_passes.head_rules.selection import (
+from .reshape import through_reshape
+from .selection import (
     LINEAR,
     OTHER,
     VIEW,

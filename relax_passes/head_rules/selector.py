@@ -8,8 +8,8 @@ from dataclasses import replace
 from tvm import relax
 from tvm.ir import GenericConst, Op
 
-from relax_passes.head_rules.rules import RULES
-from relax_passes.head_rules.selection import LINEAR, VIEW, NotPerHead, Selection, Writer, op_name
+from .rules import RULES
+from .selection import LINEAR, VIEW, NotPerHead, Selection, Writer, op_name
 
 _SPLIT, _MATMUL = Op.get("relax.split"), Op.get("relax.matmul")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_passes.head_rules.attention_projections import HeadTrace
-from relax_passes.head_rules.selection import LINEAR, VIEW
+from .attention_projections import HeadTrace
+from .selection import LINEAR, VIEW
 
 
 @dataclass(frozen=True)

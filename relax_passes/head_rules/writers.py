@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_passes.head_rules.selection import Selection
-from relax_passes.head_rules.weight_edits import WeightEdits
+from .selection import Selection
+from .weight_edits import WeightEdits
 
 
 class HeadWriter:

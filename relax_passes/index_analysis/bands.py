@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from relax_passes.index_analysis.formulas import is_true
-from relax_passes.index_analysis.index_domain import Domain, Index, at_most
-from relax_passes.index_analysis.polynomials import Polynomial
+from .formulas import is_true
+from .index_domain import Domain, Index, at_most
+from .polynomials import Polynomial
 
 
 @dataclass(frozen=True)

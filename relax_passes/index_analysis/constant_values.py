@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import tirx
 
-from relax_passes.index_analysis.formulas import FALSE, TRUE, Formulas, real
-from relax_passes.index_analysis.index_domain import Index, integer
+from .formulas import FALSE, TRUE, Formulas, real
+from .index_domain import Index, integer
 
 
 def constant_value(array: np.ndarray, at: Sequence[Index], formulas: Formulas) -> Index | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from tvm import tirx
 from tvm_ffi import structural_equal
 
-from relax_passes.index_analysis.index_domain import Domain, Index, integer
+from .index_domain import Domain, Index, integer
 
 TRUE, FALSE = tirx.IntImm("bool", 1), tirx.IntImm("bool", 0)
 MAX_CASES = 32

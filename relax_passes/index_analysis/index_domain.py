@@ -18,7 +18,7 @@ from tvm.sym import Analyzer, ConstIntBound
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey
 
-from relax_passes.index_analysis.polynomials import Polynomial
+from .polynomials import Polynomial
 
 Index: TypeAlias = tvm.ir.Expr  # an integer or bool PrimExpr
 ONE = Polynomial.constant(1)

@@ -12,14 +12,14 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 from tvm_ffi import StructuralKey
 
-from relax_passes._tensors import Lookup, broadcast, resolve, shape_of
-from relax_passes.index_analysis.constant_values import constant_value
-from relax_passes.index_analysis.formulas import MAX_CASES, Formulas, TooManyCases, cases
-from relax_passes.index_analysis.index_domain import Domain, Index
-from relax_passes.index_analysis.number_rules import NUMBER_RULES
-from relax_passes.index_analysis.truth_rules import TRUTH_RULES
-from relax_passes.index_analysis.value_casts import Unknown
-from relax_passes.index_analysis.view_steps import ViewSteps
+from .._tensors import Lookup, broadcast, resolve, shape_of
+from .constant_values import constant_value
+from .formulas import MAX_CASES, Formulas, TooManyCases, cases
+from .index_domain import Domain, Index
+from .number_rules import NUMBER_RULES
+from .truth_rules import TRUTH_RULES
+from .value_casts import Unknown
+from .view_steps import ViewSteps
 
 _MAX_STEPS, _MAX_DEPTH = 4000, 60  # values that are used twice may unfold without end
 _RULES = {f"relax.{name}": rule for name, rule in (NUMBER_RULES | TRUTH_RULES).items()}

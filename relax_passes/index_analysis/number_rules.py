@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
-from relax_passes._tensors import resolve
-from relax_passes.index_analysis.formulas import real
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
-from relax_passes.index_analysis.value_casts import (
+from .._tensors import resolve
+from .formulas import real
+from .index_domain import Index, integer, is_integer
+from .value_casts import (
     FLOATS,
     INTEGERS,
     Rule,
@@ -25,7 +25,7 @@ from relax_passes.index_analysis.value_casts import (
 )
 
 if TYPE_CHECKING:
-    from relax_passes.index_analysis.index_values import IndexValues
+    from .index_values import IndexValues
 
 
 def _arange(values: IndexValues, call: relax.Call, at: list[Index]) -> Index:

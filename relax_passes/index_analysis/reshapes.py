@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relax_passes.index_analysis.index_domain import Domain, Index, integer
+from .index_domain import Domain, Index, integer
 
 
 def regroup(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax, tirx
 
-from relax_passes.index_analysis.visibility import Visibility, every_row_sees_a_key
+from .visibility import Visibility, every_row_sees_a_key
 
 
 def no_row_is_empty(call: relax.Call) -> bool:

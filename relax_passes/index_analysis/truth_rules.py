@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import relax
 
-from relax_passes._tensors import resolve, shape_of
-from relax_passes.index_analysis.formulas import FALSE, MAX_CASES, TRUE, Formulas
-from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
-from relax_passes.index_analysis.value_casts import INTEGERS, Rule, Unknown, as_float, cast
+from .._tensors import resolve, shape_of
+from .formulas import FALSE, MAX_CASES, TRUE, Formulas
+from .index_domain import Domain, Index, integer, is_integer
+from .value_casts import INTEGERS, Rule, Unknown, as_float, cast
 
 if TYPE_CHECKING:
-    from relax_passes.index_analysis.index_values import IndexValues
+    from .index_values import IndexValues
 
 
 def _comparison(on_integers: Callable[..., Index], on_floats: Callable[..., Any]) -> Rule:

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 from tvm import relax, tirx
 
-from relax_passes.index_analysis.formulas import FALSE, TRUE, Formulas, cases, real
-from relax_passes.index_analysis.index_domain import Index, integer
+from .formulas import FALSE, TRUE, Formulas, cases, real
+from .index_domain import Index, integer
 
 if TYPE_CHECKING:
-    from relax_passes.index_analysis.index_values import IndexValues
+    from .index_values import IndexValues
 
 INTEGERS = ("int32", "int64")
 NARROW = ("int8", "uint8", "int16")  # hold truth values; sums of them might wrap around

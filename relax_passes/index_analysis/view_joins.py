@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from tvm import relax
 
-from relax_passes._tensors import Element, resolve, shape_of
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
+from .._tensors import Element, resolve, shape_of
+from .index_domain import Index, integer, is_integer
 
 if TYPE_CHECKING:
-    from relax_passes.index_analysis.view_steps import ViewSteps
+    from .view_steps import ViewSteps
 
 
 def concat(views: ViewSteps, call: relax.Call, indices: list[Index]) -> Element | None:

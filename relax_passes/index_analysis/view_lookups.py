@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from tvm import relax, tirx
 
-from relax_passes._tensors import Element, broadcast, resolve, shape_of
-from relax_passes.index_analysis.index_domain import Index
+from .._tensors import Element, broadcast, resolve, shape_of
+from .index_domain import Index
 
 if TYPE_CHECKING:
-    from relax_passes.index_analysis.view_steps import ViewSteps
+    from .view_steps import ViewSteps
 
 
 def take(views: ViewSteps, call: relax.Call, indices: list[Index]) -> Element | None:

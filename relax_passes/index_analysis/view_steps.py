@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from relax_passes._tensors import Element, Lookup, ValueOf, broadcast, resolve, shape_of
-from relax_passes.index_analysis import view_joins, view_lookups
-from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
-from relax_passes.index_analysis.reshapes import regroup, unravel
+from .._tensors import Element, Lookup, ValueOf, broadcast, resolve, shape_of
+from . import view_joins, view_lookups
+from .index_domain import Domain, Index, integer, is_integer
+from .reshapes import regroup, unravel
 
 
 class ViewSteps:

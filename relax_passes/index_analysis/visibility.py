@@ -9,11 +9,11 @@ from functools import reduce
 from tvm import relax, tirx
 from tvm_ffi import StructuralKey, structural_equal
 
-from relax_passes._tensors import Lookup, broadcast, shape_of
-from relax_passes.index_analysis.bands import NOTHING, Band, Bands
-from relax_passes.index_analysis.formulas import cases
-from relax_passes.index_analysis.index_domain import Domain, Index, integer, is_integer
-from relax_passes.index_analysis.index_values import IndexValues
+from .._tensors import Lookup, broadcast, shape_of
+from .bands import NOTHING, Band, Bands
+from .formulas import cases
+from .index_domain import Domain, Index, integer, is_integer
+from .index_values import IndexValues
 
 __all__ = ["Lookup", "Visibility", "additive_visibility", "every_row_sees_a_key", "visibility"]
 _NO_BOUND = "a mask of no known form, kept as a bias"

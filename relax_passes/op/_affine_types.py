@@ -8,8 +8,9 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from relax_passes.op._affine import FLOATS, INTEGERS, format_of
 from tir_schedules.quantization.affine import AffineFormat
+
+from ._affine import FLOATS, INTEGERS, format_of
 
 
 def tensor_problems(

@@ -17,7 +17,9 @@ from tvm import relax
 from tvm.relax import op as R
 from tvm.relax.op.grad import no_grad
 
-from relax_passes.op._affine import (
+from tir_schedules.quantization import fake_quantize as kernels
+
+from ._affine import (
     FLOATS,
     attributes_of,
     call_kernel,
@@ -28,8 +30,8 @@ from relax_passes.op._affine import (
     validate,
     with_dtype,
 )
-from relax_passes.op._affine_types import same_shape, show, tensor_problems
-from relax_passes.op._groups import (
+from ._affine_types import same_shape, show, tensor_problems
+from ._groups import (
     Builder,
     Partials,
     cast,
@@ -40,8 +42,7 @@ from relax_passes.op._groups import (
     sum_groups,
     unrounded,
 )
-from relax_passes.op._register import register_op
-from tir_schedules.quantization import fake_quantize as kernels
+from ._register import register_op
 
 
 def fake_quantize_grad(*args: relax.Expr, **attributes: Any) -> relax.Call:

@@ -13,7 +13,9 @@ from tvm import relax
 from tvm.relax import op as R
 from tvm.relax.op.grad import no_grad
 
-from relax_passes.op._affine import (
+from tir_schedules.quantization import fake_quantize as kernels
+
+from ._affine import (
     FLOATS,
     attributes_of,
     call_kernel,
@@ -25,9 +27,8 @@ from relax_passes.op._affine import (
     validate,
     with_dtype,
 )
-from relax_passes.op._affine_types import tensor_problems
-from relax_passes.op._register import register_op
-from tir_schedules.quantization import fake_quantize as kernels
+from ._affine_types import tensor_problems
+from ._register import register_op
 
 Builder: TypeAlias = relax.BlockBuilder
 Partials: TypeAlias = list[relax.Expr]

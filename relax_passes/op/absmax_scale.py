@@ -8,10 +8,11 @@ from typing import Any
 from tvm import relax
 from tvm.ir import Op
 
-from relax_passes.op._affine import FLOATS, attribute_problems, raise_problems
-from relax_passes.op._register import register_op
 from tir_schedules.quantization import absmax_scale as kernels
 from tir_schedules.quantization.affine import AffineFormat
+
+from ._affine import FLOATS, attribute_problems, raise_problems
+from ._register import register_op
 
 _NAME = "relax.sits.absmax_scale"
 

@@ -15,9 +15,10 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from relax_passes.op._attention_plain import lower_plain
-from relax_passes.op._register import register_op
 from sits_tvm.diagnostics import Diagnostic, SitsError
+
+from ._attention_plain import lower_plain
+from ._register import register_op
 
 NAME = "relax.sits.attention"
 ATTRIBUTES = (

@@ -22,8 +22,10 @@ from typing import Any
 
 from tvm import relax
 
-from relax_passes.op import _fake_quantize_gradient as gradients
-from relax_passes.op._affine import (
+from tir_schedules.quantization import fake_quantize as kernels
+
+from . import _fake_quantize_gradient as gradients
+from ._affine import (
     FLOATS,
     INTEGERS,
     affine_attributes,
@@ -35,9 +37,8 @@ from relax_passes.op._affine import (
     validate,
     with_dtype,
 )
-from relax_passes.op._affine_types import tensor_problems
-from relax_passes.op._register import register_op
-from tir_schedules.quantization import fake_quantize as kernels
+from ._affine_types import tensor_problems
+from ._register import register_op
 
 
 def fake_quantize(

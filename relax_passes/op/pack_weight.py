@@ -9,10 +9,6 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Op
 
-from relax_passes.op._affine import attributes_of, format_of
-from relax_passes.op._register import register_op
-from relax_passes.op.fake_quantize import dequantize
-from relax_passes.op.int4 import call_prim_func, packed_types
 from tir_schedules.int4_format.packing import PackedLayout, Parts
 from tir_schedules.quantization.arrange_groups import arrange_groups
 from tir_schedules.quantization.pack_fake_quantized import (
@@ -21,6 +17,11 @@ from tir_schedules.quantization.pack_fake_quantized import (
     packed_layout,
 )
 from tir_schedules.quantization.quantize_weight import pack_codes, pack_zero_points
+
+from ._affine import attributes_of, format_of
+from ._register import register_op
+from .fake_quantize import dequantize
+from .int4 import call_prim_func, packed_types
 
 NAME = "relax.sits.pack_weight"
 

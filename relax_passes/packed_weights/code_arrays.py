@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_passes._values import is_power_of_two, static_shape
-from relax_passes.packed_weights.stored_codes import StoredCodes
+from .._values import is_power_of_two, static_shape
+from .stored_codes import StoredCodes
 
 _GROUP_SIZES = (-1, 128, 64, 32)
 _ELEMENTS_AT_ONCE = 1 << 20

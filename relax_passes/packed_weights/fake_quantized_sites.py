@@ -10,8 +10,8 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import BaseFunc, GenericConst, Op
 
-from relax_passes.op._affine import FLOATS, attributes_of
-from relax_passes.packed_weights.weight_sites import (
+from ..op._affine import FLOATS, attributes_of
+from .weight_sites import (
     MATMUL,
     TAKE,
     bindings_of,

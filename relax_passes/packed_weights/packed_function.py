@@ -10,10 +10,11 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes.op.columns import columns
-from relax_passes.op.int4 import int4_matmul, int4_take, layout_attrs, packed_types
-from relax_passes.packed_weights.weight_sites import weights_of
 from tir_schedules.int4_format.packing import PackedLayout, Parts
+
+from ..op.columns import columns
+from ..op.int4 import int4_matmul, int4_take, layout_attrs, packed_types
+from .weight_sites import weights_of
 
 TRANSFORM_SUFFIX = "_transform_params"
 SOURCE_NAMES = "sits.param_names"

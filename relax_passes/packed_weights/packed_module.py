@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import GlobalVar, IRModule, Op
 
-from relax_passes.packed_weights.packed_function import (
+from sits_tvm.diagnostics import Diagnostic, emit
+
+from .packed_function import (
     SOURCE_NAMES,
     TRANSFORM_SUFFIX,
     PackedCall,
@@ -16,7 +18,6 @@ from relax_passes.packed_weights.packed_function import (
     Packing,
     with_packed_arguments,
 )
-from sits_tvm.diagnostics import Diagnostic, emit
 
 _READERS = {"relax.sits.int4_matmul", "relax.sits.int4_take"}
 FUNCTION_IS_CALLED = (

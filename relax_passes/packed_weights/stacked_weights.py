@@ -9,9 +9,10 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import GenericConst, GlobalVar, IRModule
 
-from relax_passes.packed_weights.weight_sites import MATMUL, WeightSite
 from sits_tvm.report import Report, StackedWeights
 from tir_schedules.int4_format.packed_order import channels_together
+
+from .weight_sites import MATMUL, WeightSite
 
 Sites = Mapping[GlobalVar, Sequence[WeightSite]]
 Reasons = dict[relax.Var, str]

@@ -10,14 +10,15 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst, GlobalVar, IRModule
 
-from relax_passes._inlining import called
-from relax_passes.packed_weights.packed_function import PackedCall
-from relax_passes.packed_weights.packed_module import FUNCTION_IS_CALLED, reads_packed_weights
-from relax_passes.packed_weights.weight_sites import WeightSite, find_weight_sites
 from sits_tvm.config import Config
 from sits_tvm.diagnostics import Diagnostic, emit
 from sits_tvm.report import QuantizedWeight, Report, SkippedWeight
 from tir_schedules.int4_format.packing import PackedLayout
+
+from .._inlining import called
+from .packed_function import PackedCall
+from .packed_module import FUNCTION_IS_CALLED, reads_packed_weights
+from .weight_sites import WeightSite, find_weight_sites
 
 
 class WeightChoice:

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 
-from relax_passes.op._affine import FLOATS
+from ..op._affine import FLOATS
 
 MATMUL, TAKE = Op.get("relax.matmul"), Op.get("relax.take")
 _PERMUTE, _CAST, _RESHAPE = (

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 from tvm import relax, tirx
 
-from relax_passes._tensors import shape_of
-from relax_passes.index_analysis.index_domain import Index, integer
-from relax_passes.op.attention import ATTRIBUTES, attention
-from relax_passes.prune_rules.rule import Scope
+from .._tensors import shape_of
+from ..index_analysis.index_domain import Index, integer
+from ..op.attention import ATTRIBUTES, attention
+from .rule import Scope
 
 ATTENTION = frozenset({"relax.sits.attention"})
 

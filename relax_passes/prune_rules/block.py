@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm_ffi import structural_equal
 
-from relax_passes.prune_rules.empty_rows import EMPTY_ROWS_RULE
-from relax_passes.prune_rules.guards import GUARD_RULE
-from relax_passes.prune_rules.hidden_keys import HIDDEN_KEYS_RULE
-from relax_passes.prune_rules.neutral import NEUTRAL_RULES
-from relax_passes.prune_rules.repeated_heads import REPEATED_HEADS_RULE
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, words
-from relax_passes.prune_rules.score_bound import SCORE_BOUND_RULE
-from relax_passes.prune_rules.shared import NAME as SHARED
-from relax_passes.prune_rules.shared import SharedValues
-from relax_passes.prune_rules.stabilisation import STABILISATION_RULE
-from relax_passes.prune_rules.uniform_rows import UNIFORM_ROWS_RULE
-from relax_passes.prune_rules.views import VIEW_RULE
+from .empty_rows import EMPTY_ROWS_RULE
+from .guards import GUARD_RULE
+from .hidden_keys import HIDDEN_KEYS_RULE
+from .neutral import NEUTRAL_RULES
+from .repeated_heads import REPEATED_HEADS_RULE
+from .rule import Outcome, Rule, Scope, words
+from .score_bound import SCORE_BOUND_RULE
+from .shared import NAME as SHARED
+from .shared import SharedValues
+from .stabilisation import STABILISATION_RULE
+from .uniform_rows import UNIFORM_ROWS_RULE
+from .views import VIEW_RULE
 
 RULES: tuple[Rule, ...] = (
     VIEW_RULE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import relax
 
-from relax_passes.index_analysis.visibility import Visibility, every_row_sees_a_key
-from relax_passes.prune_rules.attention import ATTENTION, AttentionCall
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names, words
+from ..index_analysis.visibility import Visibility, every_row_sees_a_key
+from .attention import ATTENTION, AttentionCall
+from .rule import Outcome, Rule, Scope, names, words
 
 NAME = "empty-rows"
 

@@ -6,13 +6,13 @@ import math
 
 from tvm import relax
 
-from relax_passes._tensors import resolve, shape_of
-from relax_passes.canonical_attention.graph import is_wider
-from relax_passes.index_analysis.index_domain import integer
-from relax_passes.index_analysis.visibility import Visibility, every_row_sees_a_key
-from relax_passes.prune_rules.empty_rows import NAME
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names, words
-from relax_passes.prune_rules.views import MOVES
+from .._tensors import resolve, shape_of
+from ..canonical_attention.graph import is_wider
+from ..index_analysis.index_domain import integer
+from ..index_analysis.visibility import Visibility, every_row_sees_a_key
+from .empty_rows import NAME
+from .rule import Outcome, Rule, Scope, names, words
+from .views import MOVES
 
 _SAME_TRUTH = MOVES | {"relax.astype"}
 _HIDDEN = {"equal": True, "not_equal": False}

@@ -6,10 +6,10 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from relax_passes.index_analysis.index_domain import Index, integer, is_integer
-from relax_passes.prune_rules.attention import ATTENTION, AttentionCall
-from relax_passes.prune_rules.empty_rows import no_row_is_empty
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names, words
+from ..index_analysis.index_domain import Index, integer, is_integer
+from .attention import ATTENTION, AttentionCall
+from .empty_rows import no_row_is_empty
+from .rule import Outcome, Rule, Scope, names, words
 
 
 def _look(call: relax.Call, scope: Scope) -> Outcome | None:

@@ -7,9 +7,9 @@ import math
 from tvm import relax
 from tvm_ffi import structural_equal
 
-from relax_passes.index_analysis.visibility import Visibility
-from relax_passes.prune_rules.attention import ATTENTION, AttentionCall
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names, words
+from ..index_analysis.visibility import Visibility
+from .attention import ATTENTION, AttentionCall
+from .rule import Outcome, Rule, Scope, names, words
 
 NAME = "neutral-operations"
 _UNIT = {"relax.multiply": 1.0, "relax.divide": 1.0, "relax.add": 0.0, "relax.subtract": 0.0}

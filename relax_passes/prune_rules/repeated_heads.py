@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from relax_passes._tensors import shape_of
-from relax_passes.index_analysis.index_domain import Index, integer
-from relax_passes.prune_rules.attention import ATTENTION, AttentionCall
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names, words
-from relax_passes.prune_rules.views import Chain
 from tir_schedules.tir_nodes import substitute
+
+from .._tensors import shape_of
+from ..index_analysis.index_domain import Index, integer
+from .attention import ATTENTION, AttentionCall
+from .rule import Outcome, Rule, Scope, names, words
+from .views import Chain
 
 Unrepeated = tuple[relax.Expr, list[int]]  # a tensor and its permutation to (B, G, Sk, D)
 

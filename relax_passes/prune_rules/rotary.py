@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tvm import relax
 
-from relax_passes._tensors import resolve, shape_of
-from relax_passes.index_analysis.index_domain import Index
-from relax_passes.prune_rules.rule import Scope
-from relax_passes.prune_rules.views import Chain
+from .._tensors import resolve, shape_of
+from ..index_analysis.index_domain import Index
+from .rule import Scope
+from .views import Chain
 
 
 def unrotated(x: relax.Expr, scope: Scope) -> relax.Expr | None:

@@ -11,10 +11,10 @@ from tvm.ir import GenericConst
 from tvm.sym import Analyzer
 from tvm_ffi import StructuralKey
 
-from relax_passes._values import Values
-from relax_passes.index_analysis.dim_bounds import bounded_analyzer
-from relax_passes.index_analysis.index_domain import Index
-from relax_passes.index_analysis.visibility import Visibility, additive_visibility, visibility
+from .._values import Values
+from ..index_analysis.dim_bounds import bounded_analyzer
+from ..index_analysis.index_domain import Index
+from ..index_analysis.visibility import Visibility, additive_visibility, visibility
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax, tirx
 
-from relax_passes._tensors import shape_of
-from relax_passes.prune_rules.attention import ATTENTION, AttentionCall
-from relax_passes.prune_rules.rotary import unrotated
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names
-from relax_passes.prune_rules.views import Chain
+from .._tensors import shape_of
+from .attention import ATTENTION, AttentionCall
+from .rotary import unrotated
+from .rule import Outcome, Rule, Scope, names
+from .views import Chain
 
 _MAX_STEPS = 8
 

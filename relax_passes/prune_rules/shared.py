@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.ir import Op
 from tvm_ffi import StructuralKey
 
-from relax_passes.prune_rules.rule import names
+from .rule import names
 
 NAME = "common-subexpressions"
 _PREFIXES = ("relax.builtin.", "relax.call_", "relax.grad.", "relax.memory.", "relax.vm.")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tvm import relax
 from tvm_ffi import structural_equal
 
-from relax_passes._tensors import resolve, shape_of
-from relax_passes.index_analysis.index_domain import Index, is_integer
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names
-from relax_passes.prune_rules.views import Chain
+from .._tensors import resolve, shape_of
+from ..index_analysis.index_domain import Index, is_integer
+from .rule import Outcome, Rule, Scope, names
+from .views import Chain
 
 _OPS = frozenset({"relax.nn.softmax", "relax.nn.log_softmax"})
 

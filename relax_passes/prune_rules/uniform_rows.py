@@ -5,12 +5,13 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax import op as R
 
-from relax_passes.canonical_attention.graph import is_wider
-from relax_passes.index_analysis.index_domain import Index
-from relax_passes.prune_rules.attention import ATTENTION, AttentionCall
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope, names, words
-from relax_passes.prune_rules.views import Chain
 from tir_schedules.tir_nodes import uses
+
+from ..canonical_attention.graph import is_wider
+from ..index_analysis.index_domain import Index
+from .attention import ATTENTION, AttentionCall
+from .rule import Outcome, Rule, Scope, names, words
+from .views import Chain
 
 
 def _look(call: relax.Call, scope: Scope) -> Outcome | None:

@@ -8,11 +8,11 @@ from tvm import relax, tirx
 from tvm.relax import op as R
 from tvm_ffi import structural_equal
 
-from relax_passes._tensors import broadcast, resolve, shape_of
-from relax_passes.canonical_attention.elements import flat, product
-from relax_passes.index_analysis.index_domain import Domain, Index, is_integer
-from relax_passes.index_analysis.index_values import IndexValues
-from relax_passes.prune_rules.rule import Outcome, Rule, Scope
+from .._tensors import broadcast, resolve, shape_of
+from ..canonical_attention.elements import flat, product
+from ..index_analysis.index_domain import Domain, Index, is_integer
+from ..index_analysis.index_values import IndexValues
+from .rule import Outcome, Rule, Scope
 
 _RESHAPES = ("expand_dims", "flatten", "reshape", "squeeze")
 _MOVES = (*_RESHAPES, "broadcast_to", "permute_dims")

@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterator
 from tvm import IRModule, relax
 from tvm.ir import GlobalVar
 
-from relax_passes._adjoint import (
+from sits_tvm.diagnostics import Diagnostic, SitsError
+from sits_tvm.report import QuantizeSite
+
+from .._adjoint import (
     SUFFIX,
     Adjoint,
     adjoint_names,
     primal_name,
     read_adjoint,
 )
-from relax_passes._values import Values
-from relax_passes.quantize_spellings.adjoint_comparison import first_difference
-from relax_passes.quantize_spellings.sites import Site, find_sites
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.report import QuantizeSite
+from .._values import Values
+from .adjoint_comparison import first_difference
+from .sites import Site, find_sites
 
 Row = tuple[QuantizeSite, Diagnostic | None]
 Replace = Callable[[IRModule, relax.Function, list[Site]], relax.Function]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from relax_passes._adjoint import bindings_of, primal_name, used_vars
-from relax_passes._values import Values
+from .._adjoint import bindings_of, primal_name, used_vars
+from .._values import Values
 
 # Ops that only move numbers, and what a sum or its gradient may be written as.
 _MOVES = (

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_passes._values import Values, is_power_of_two, is_tensor
-from relax_passes.quantize_spellings.events import (
+from .._values import Values, is_power_of_two, is_tensor
+from .events import (
     CLIPS,
     MOVES,
     Chain,

@@ -7,10 +7,11 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
-from relax_passes._values import Values
-from relax_passes.op._affine import format_of
-from relax_passes.quantize_spellings.events import CLIPS, MOVES, Refused, is_integer
 from tir_schedules.quantization.affine import AffineFormat
+
+from .._values import Values
+from ..op._affine import format_of
+from .events import CLIPS, MOVES, Refused, is_integer
 
 DEQUANTIZE, _QUANTIZE = "sits.dequantize", "sits.quantize"
 _ON_CODES = {

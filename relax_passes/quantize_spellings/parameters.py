@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relax_passes._values import (
+from .._values import (
     Values,
     equal_dims,
     equal_shapes,
@@ -19,7 +19,7 @@ from relax_passes._values import (
     is_tensor,
     static_shape,
 )
-from relax_passes.quantize_spellings.events import Parameter, Refused, is_integer
+from .events import Parameter, Refused, is_integer
 
 
 @dataclass(frozen=True)

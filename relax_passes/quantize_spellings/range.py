@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from relax_passes._values import Values
-from relax_passes.quantize_spellings.events import Chain, Event, Parameter, Refused, is_integer
-from relax_passes.quantize_spellings.parameters import agree
-from relax_passes.quantize_spellings.zero_points import code_of
+from .._values import Values
+from .events import Chain, Event, Parameter, Refused, is_integer
+from .parameters import agree
+from .zero_points import code_of
 
 _BITS = range(2, 9)
 

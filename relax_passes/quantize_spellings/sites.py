@@ -9,26 +9,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import relax
 
-from relax_passes._adjoint import bindings_of, used_vars
-from relax_passes._values import (
+from .._adjoint import bindings_of, used_vars
+from .._values import (
     Values,
     equal_shapes,
     is_one,
     is_tensor,
     static_dims,
 )
-from relax_passes.op.fake_quantize import fake_quantize
-from relax_passes.quantize_spellings.chain import chain_ends, read_chain
-from relax_passes.quantize_spellings.events import Chain, Parameter, Refused
-from relax_passes.quantize_spellings.pair import DEQUANTIZE, read_pair
-from relax_passes.quantize_spellings.parameters import (
+from ..op.fake_quantize import fake_quantize
+from .chain import chain_ends, read_chain
+from .events import Chain, Parameter, Refused
+from .pair import DEQUANTIZE, read_pair
+from .parameters import (
     Granularity,
     agree,
     in_shape,
     read_granularity,
     repeated_scale,
 )
-from relax_passes.quantize_spellings.range import Codes, read_codes
+from .range import Codes, read_codes
 
 OP = "sits.fake_quantize"
 _COMMON = ("no-rounding", "no-division", "other-rounding")  # alone, ordinary arithmetic

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_passes._values import Values
-from relax_passes.op._affine import FLOATS, INTEGERS
-from relax_passes.quantize_spellings.events import Parameter, Refused, is_integer
+from .._values import Values
+from ..op._affine import FLOATS, INTEGERS
+from .events import Parameter, Refused, is_integer
 
 
 @dataclass(frozen=True)

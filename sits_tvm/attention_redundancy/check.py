@@ -20,11 +20,11 @@ from relax_passes.head_rules.low_rank_rewrite import projections_of
 from relax_passes.head_rules.weight_edits import WeightEdits, as_numpy
 from relax_passes.packed_weights.weight_sites import weights_of
 from relax_passes.prune_redundant_attention import PruneRedundantAttention
-from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
-from sits_tvm.module_checks import check_functions
-from sits_tvm.params import as_arrays, bind_names, mismatch, weight_names
-from sits_tvm.pipeline import run_on_host
 
+from ..diagnostics import Diagnostic, SitsError, collect, raise_errors
+from ..module_checks import check_functions
+from ..params import as_arrays, bind_names, mismatch, weight_names
+from ..pipeline import run_on_host
 from .capture import Captured, captured, capturing
 from .measures import (
     attention_maps,

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sits_tvm.optional_packages import require
-from sits_tvm.report_tables import render_table
-
+from ..optional_packages import require
+from ..report_tables import render_table
 from .rows import AttentionRow, ProjectionRank, Similarity
 
 IMPORTANT = 0.02

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from sits_tvm.frontends._stored_codes import nibbles
+from ._stored_codes import nibbles
 
 Q4_0_BLOCK = 32
 _ELEMENTS_AT_ONCE = 1 << 22

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PretrainedConfig, PreTrainedModel
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, emit
-from sits_tvm.frontends._hf_attention import NotExpressible, Sites, sites_of
+from ..diagnostics import Diagnostic, SitsError, emit
+from ._hf_attention import NotExpressible, Sites, sites_of
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 

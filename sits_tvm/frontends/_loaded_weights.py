@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, emit
+from ..diagnostics import Diagnostic, SitsError, emit
 
 # transformers then returns what it did not find, which `refuse_incomplete` lists.
 REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}

@@ -19,8 +19,9 @@ from tvm import relax
 
 from relax_passes.op.fake_quantize import dequantize
 from relax_passes.packed_weights.stored_codes import StoredCodes
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.frontends._stored_codes import nibbles
+
+from ..diagnostics import Diagnostic, SitsError
+from ._stored_codes import nibbles
 
 _FOUR_BITS = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 _ADVICE = (

@@ -15,9 +15,9 @@ from onnx import numpy_helper, shape_inference
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, emit, raise_errors
-from sits_tvm.frontends._onnx_codes import dequantize_linear, matmul_n_bits, read_codes
-from sits_tvm.frontends._onnx_shapes import SHAPE_OPERANDS, ShapeValues
+from ..diagnostics import Diagnostic, SitsError, emit, raise_errors
+from ._onnx_codes import dequantize_linear, matmul_n_bits, read_codes
+from ._onnx_shapes import SHAPE_OPERANDS, ShapeValues
 
 _LARGE = 1 << 16
 _DOMAINS = ("", "ai.onnx")

@@ -14,9 +14,10 @@ import numpy as np
 from tvm.runtime import Tensor
 
 from relax_passes.packed_weights.stored_codes import StoredCodes
-from sits_tvm._safetensors import read_safetensors
-from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
-from sits_tvm.frontends._packed_layouts import METHODS, Arrays, Reader
+
+from .._safetensors import read_safetensors
+from ..diagnostics import Diagnostic, SitsError, raise_errors
+from ._packed_layouts import METHODS, Arrays, Reader
 
 _FLOAT = "pass the float model, with Config(quant=QuantSpec())"
 _ADVICE = f"correct config.json, or {_FLOAT}"

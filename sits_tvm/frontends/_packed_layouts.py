@@ -23,7 +23,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from relax_passes.packed_weights.stored_codes import StoredCodes
-from sits_tvm.frontends._stored_codes import nibbles
+
+from ._stored_codes import nibbles
 
 Arrays = Mapping[str, np.ndarray]
 Reader: TypeAlias = "Callable[[Arrays, dict[str, Any]], StoredCodes]"

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 from torch.export.pt2_archive import _package
 
-from sits_tvm.frontends._this_thread import in_this_thread
+from ._this_thread import in_this_thread
 
 # The functions are replaced in modules that all threads share, one block at a time.
 _LOCK = threading.RLock()

@@ -18,7 +18,8 @@ from tvm.runtime import Tensor
 from relax_passes.op.fake_quantize import dequantize
 from relax_passes.packed_weights.stored_codes import StoredCodes
 from relax_passes.packed_weights.weight_sites import MATMUL, bindings_of, trace_weight
-from sits_tvm.diagnostics import Diagnostic, raise_errors
+
+from ..diagnostics import Diagnostic, raise_errors
 
 
 def nibbles(words: np.ndarray) -> np.ndarray:

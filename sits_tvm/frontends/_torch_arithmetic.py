@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op as R
 
-from sits_tvm.frontends._torch_helpers import (
+from ._torch_helpers import (
     Node,
     arg,
     cast,

@@ -15,8 +15,9 @@ from tvm import relax
 from tvm.relax import op as R
 
 from relax_passes.op.attention import attention
-from sits_tvm.frontends._torch_arithmetic import ARITHMETIC
-from sits_tvm.frontends._torch_helpers import (
+
+from ._torch_arithmetic import ARITHMETIC
+from ._torch_helpers import (
     Node,
     arg,
     cast,
@@ -24,8 +25,8 @@ from sits_tvm.frontends._torch_helpers import (
     leading_ones,
     scaled,
 )
-from sits_tvm.frontends._torch_indexing import INDEXING
-from sits_tvm.frontends._torch_quantize import QUANTIZE
+from ._torch_indexing import INDEXING
+from ._torch_quantize import QUANTIZE
 
 # Matrix products: TVM's importer computes them all in float32, whatever the dtype of the model.
 

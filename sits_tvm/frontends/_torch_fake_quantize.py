@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch.ao.quantization import FakeQuantize, FusedMovingAvgObsFakeQuantize
 
-from sits_tvm.diagnostics import Diagnostic, raise_errors
+from ..diagnostics import Diagnostic, raise_errors
 
 _FORWARDS = (FakeQuantize.forward, FusedMovingAvgObsFakeQuantize.forward)
 

@@ -26,10 +26,10 @@ from torch.export.graph_signature import (
 from tvm import relax, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from sits_tvm.diagnostics import Diagnostic, raise_errors
-from sits_tvm.frontends._torch_converters import CONVERTERS
-from sits_tvm.frontends._torch_nodes import WatchedCall, source_line
-from sits_tvm.frontends._torch_types import Types, same_shape, shapes_differ, to_tvm
+from ..diagnostics import Diagnostic, raise_errors
+from ._torch_converters import CONVERTERS
+from ._torch_nodes import WatchedCall, source_line
+from ._torch_types import Types, same_shape, shapes_differ, to_tvm
 
 _KEPT_WHOLE = (
     *("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention"),

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from sits_tvm.frontends._torch_helpers import (
+from ._torch_helpers import (
     Node,
     arg,
     cast,

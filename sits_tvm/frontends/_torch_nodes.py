@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sits_tvm.diagnostics import Diagnostic, raise_errors
+from ..diagnostics import Diagnostic, raise_errors
 
 _DETACH_IN_PLACE = torch.ops.aten.detach_.default
 _CONSTANT = torch.ops.aten.lift_fresh_copy.default  # of torch.tensor(…)

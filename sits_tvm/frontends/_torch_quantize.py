@@ -19,9 +19,10 @@ from tvm.relax import op as R
 
 from relax_passes.op import dequantize, fake_quantize, quantize
 from relax_passes.quantize_spellings.range import Refused, code_width
-from sits_tvm.diagnostics import Diagnostic
-from sits_tvm.diagnostics import emit as report
-from sits_tvm.frontends._torch_helpers import Node, cast, emit, result_dtype
+
+from ..diagnostics import Diagnostic
+from ..diagnostics import emit as report
+from ._torch_helpers import Node, cast, emit, result_dtype
 
 _ATTRIBUTES = ("bits", "signed", "narrow_range")
 

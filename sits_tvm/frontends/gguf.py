@@ -22,10 +22,11 @@ from unittest import mock
 import numpy as np
 
 from relax_passes.packed_weights.stored_codes import StoredCodes
-from sits_tvm.diagnostics import Diagnostic, SitsError, emit
-from sits_tvm.frontends._gguf_blocks import Q4_0_BLOCK, dequantize_blocks, q4_0_parts
-from sits_tvm.frontends._loaded_weights import REPORTING, refuse_incomplete, warn_unused
-from sits_tvm.frontends._this_thread import in_this_thread
+
+from ..diagnostics import Diagnostic, SitsError, emit
+from ._gguf_blocks import Q4_0_BLOCK, dequantize_blocks, q4_0_parts
+from ._loaded_weights import REPORTING, refuse_incomplete, warn_unused
+from ._this_thread import in_this_thread
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import tvm
 from tvm import IRModule
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
-from sits_tvm.optional_packages import require
+from ..diagnostics import Diagnostic, SitsError, collect, raise_errors
+from ..optional_packages import require
 
 if TYPE_CHECKING:
     import onnx
@@ -50,7 +50,8 @@ def from_onnx(
     import onnx
 
     from relax_passes._import_fixes import IMPORT_FIXES
-    from sits_tvm.frontends._onnx_importer import Importer
+
+    from ._onnx_importer import Importer
 
     model = path_or_model
     if not isinstance(model, onnx.ModelProto):

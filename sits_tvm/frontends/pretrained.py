@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from tvm import IRModule, tirx
 
 from relax_passes.packed_weights.stored_codes import StoredCodes
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.frontends._loaded_weights import REPORTING, refuse_incomplete, warn_unused
-from sits_tvm.frontends._packed_checkpoints import quantization_of, read_packed
-from sits_tvm.frontends._stored_codes import with_stored_codes
-from sits_tvm.frontends.gguf import load_gguf
-from sits_tvm.frontends.torch import convert_exported_program, module_of
-from sits_tvm.optional_packages import require
+
+from ..diagnostics import Diagnostic, SitsError
+from ..optional_packages import require
+from ._loaded_weights import REPORTING, refuse_incomplete, warn_unused
+from ._packed_checkpoints import quantization_of, read_packed
+from ._stored_codes import with_stored_codes
+from .gguf import load_gguf
+from .torch import convert_exported_program, module_of
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +78,8 @@ def from_pretrained(
     _check_options(dtype, logits_to_keep, max_seq_len)
     for package in ("torch", "transformers"):
         require(package, "from_pretrained", "hf")
-    from sits_tvm.frontends._hf_attention import convert
-    from sits_tvm.frontends._hf_export import export
+    from ._hf_attention import convert
+    from ._hf_export import export
 
     model, stored = _model(model_or_path, dtype)
     program = export(model, logits_to_keep, max_seq_len)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import IRModule, relax
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, collect, raise_errors
-from sits_tvm.optional_packages import require
+from ..diagnostics import Diagnostic, SitsError, collect, raise_errors
+from ..optional_packages import require
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +94,9 @@ def convert_exported_program(
         Relax expressions, ``importer.block_builder`` emits.
     """
     from relax_passes._import_fixes import IMPORT_FIXES
-    from sits_tvm.frontends._torch_importer import Importer, decompose
-    from sits_tvm.frontends._torch_nodes import check_names, stopped_gradients
+
+    from ._torch_importer import Importer, decompose
+    from ._torch_nodes import check_names, stopped_gradients
 
     check_names(program)
     with stopped_gradients(program):
@@ -119,7 +120,7 @@ def _export(
 ) -> torch.export.ExportedProgram:
     import torch
 
-    from sits_tvm.frontends._torch_fake_quantize import flags_as_they_are
+    from ._torch_fake_quantize import flags_as_they_are
 
     try:
         with (

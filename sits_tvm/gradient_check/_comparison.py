@@ -10,9 +10,9 @@ import numpy as np
 from tvm import relax
 
 from relax_passes._adjoint import SUFFIX, Adjoint, bindings_of
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.host_run import Run
 
+from ..diagnostics import Diagnostic, SitsError
+from ..host_run import Run
 from ._instrument import OUTPUT, Instrumented, scale_dtype
 from ._torch_values import to_torch
 from .measures import LIMITS, Measure, is_noise, measure

@@ -10,12 +10,12 @@ from tvm import IRModule, relax, tirx
 
 from relax_passes._adjoint import read_adjoint
 from relax_passes._gradient_paths import walk_gradients
-from sits_tvm.diagnostics import Diagnostic, raise_errors
-from sits_tvm.host_run import CompileOnce
-from sits_tvm.module_checks import check_is_module
-from sits_tvm.params import as_arrays
-from sits_tvm.pipeline import run_on_host
 
+from ..diagnostics import Diagnostic, raise_errors
+from ..host_run import CompileOnce
+from ..module_checks import check_is_module
+from ..params import as_arrays
+from ..pipeline import run_on_host
 from .fidelity import fidelity_rows
 from .gate import LOSS_SCALES, SEEDS, run_gate
 from .result import GradientCheck

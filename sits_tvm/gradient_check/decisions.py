@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sits_tvm.diagnostics import Diagnostic
-
+from ..diagnostics import Diagnostic
 from ._torch_values import to_torch
 from .twin import Site, Twin
 from .vectors import Vector

@@ -14,9 +14,9 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes._adjoint import SUFFIX
-from sits_tvm.host_run import Compile, Run
-from sits_tvm.training.differentiate import differentiate
 
+from ..host_run import Compile, Run
+from ..training.differentiate import differentiate
 from ._instrument import instrument, scale_dtype
 from ._torch_values import to_torch
 from .measures import measure

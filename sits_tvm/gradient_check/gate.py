@@ -8,10 +8,10 @@ import numpy as np
 from tvm import IRModule
 
 from relax_passes._adjoint import SUFFIX
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.host_run import Compile
-from sits_tvm.report import Report
 
+from ..diagnostics import Diagnostic, SitsError
+from ..host_run import Compile
+from ..report import Report
 from ._comparison import Comparison
 from ._instrument import Instrumented, instrument
 from .decisions import undecided

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sits_tvm.diagnostics import Diagnostic
-from sits_tvm.report import GradientSummary
-from sits_tvm.report_tables import gradient_table, render_table
+from ..diagnostics import Diagnostic
+from ..report import GradientSummary
+from ..report_tables import gradient_table, render_table
 
 
 @dataclass(frozen=True)

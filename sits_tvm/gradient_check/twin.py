@@ -13,10 +13,10 @@ from tvm.ir import GenericConst, StringImm
 from relax_passes._adjoint import bindings_of
 from relax_passes.lower_attention import LowerAttention
 from relax_passes.normalize_negative_indices import NormalizeNegativeIndices
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.optional_packages import require
 from tir_schedules.tir_nodes import substitute
 
+from ..diagnostics import Diagnostic, SitsError
+from ..optional_packages import require
 from . import _twin_arithmetic, _twin_layers, _twin_quantize, _twin_shapes
 from ._torch_values import as_point, perturbed, to_torch
 

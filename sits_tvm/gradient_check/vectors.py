@@ -12,8 +12,8 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 from relax_passes._adjoint import bindings_of
-from sits_tvm.diagnostics import Diagnostic, SitsError
 
+from ..diagnostics import Diagnostic, SitsError
 from ._torch_values import to_torch
 from ._twin_quantize import Grid
 from .parameters import Role, quantize_sites, roles_of

@@ -11,10 +11,10 @@ import tvm
 from tvm import IRModule, relax
 
 from relax_passes._adjoint import bindings_of
-from sits_tvm.diagnostics import Diagnostic
-from sits_tvm.host_run import Compile, CompileOnce, Run
-from sits_tvm.report import RewriteCheck
 
+from ..diagnostics import Diagnostic
+from ..host_run import Compile, CompileOnce, Run
+from ..report import RewriteCheck
 from .draws import BATCHES, LENGTHS, Draw, draws, shape_with
 from .float64 import in_float64
 from .regions import Region, changed_regions

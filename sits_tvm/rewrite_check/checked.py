@@ -11,10 +11,9 @@ from tvm import IRModule, relax
 from tvm.ir.transform import Pass, PassContext
 from tvm.runtime import Tensor
 
-from sits_tvm.diagnostics import emit
-from sits_tvm.host_run import Compile
-from sits_tvm.report import Report
-
+from ..diagnostics import emit
+from ..host_run import Compile
+from ..report import Report
 from .check import check_rewrite, failure
 
 

@@ -13,8 +13,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.op import absmax_scale, fake_quantize
 from relax_passes.packed_weights.weight_sites import WeightSite
-from sits_tvm.config import QuantSpec
 from tir_schedules.int4_format.packed_layout import PackedLayout
+
+from ..config import QuantSpec
 
 
 @dataclass(frozen=True)

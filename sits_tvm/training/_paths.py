@@ -10,7 +10,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from relax_passes.gradients import ZERO_GRADIENT
-from sits_tvm.diagnostics import Diagnostic
+
+from ..diagnostics import Diagnostic
 
 # Arguments that choose elements: their value has no derivative.
 _INDEX_ARGUMENTS = {

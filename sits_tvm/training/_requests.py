@@ -7,8 +7,7 @@ from typing import Any
 
 from tvm import relax
 
-from sits_tvm.diagnostics import Diagnostic, SitsError, raise_errors
-
+from ..diagnostics import Diagnostic, SitsError, raise_errors
 from ._paths import is_float
 
 

@@ -18,13 +18,14 @@ from relax_passes.op import fake_quantize
 from relax_passes.op._affine import format_of
 from relax_passes.packed_weights.fake_quantized_sites import FAKE_QUANTIZE, fake_quantizes_weight
 from relax_passes.packed_weights.weight_sites import bindings_of, weights_of
-from sits_tvm._evaluate_transform import as_numpy
-from sits_tvm.config import BITS, GROUP_SIZES, QuantSpec
-from sits_tvm.diagnostics import Diagnostic, SitsError, emit, raise_errors
-from sits_tvm.module_checks import check_functions
-from sits_tvm.params import as_arrays
 from tir_schedules.int4_format.rounding import quantize
 from tir_schedules.quantization.affine import AffineFormat
+
+from .._evaluate_transform import as_numpy
+from ..config import BITS, GROUP_SIZES, QuantSpec
+from ..diagnostics import Diagnostic, SitsError, emit, raise_errors
+from ..module_checks import check_functions
+from ..params import as_arrays
 
 _ABSMAX = "relax.sits.absmax_scale"
 

@@ -11,10 +11,10 @@ from tvm.relax import op as R
 from relax_passes.fix_quantize_gradient import FixQuantizeGradient
 from relax_passes.gradients import ReverseMode
 from relax_passes.gradients.reverse import zeros
-from sits_tvm.diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
-from sits_tvm.module_checks import check_functions
-from sits_tvm.report import Report
 
+from ..diagnostics import Diagnostic, SitsError, collect, emit, raise_errors
+from ..module_checks import check_functions
+from ..report import Report
 from ._inlining import fresh_shapes, straight_line
 from ._paths import Paths, cuts, find_paths, obstacles
 from ._requests import check_loss, wanted_positions

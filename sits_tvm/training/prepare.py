@@ -12,14 +12,14 @@ from tvm.runtime import Tensor
 
 from relax_passes.packed_weights.weight_choice import WeightChoice, read_both_ways
 from relax_passes.packed_weights.weight_sites import WeightSite
-from sits_tvm._evaluate_transform import as_numpy, not_quantizable
-from sits_tvm.config import INTEGER_ACTIVATIONS, Config, QuantSpec
-from sits_tvm.diagnostics import Diagnostic, collect, emit, raise_errors
-from sits_tvm.module_checks import check_functions
-from sits_tvm.params import Array, as_arrays, bind_names
-from sits_tvm.report import Report
 from tir_schedules.int4_format.rounding import quantize
 
+from .._evaluate_transform import as_numpy, not_quantizable
+from ..config import INTEGER_ACTIVATIONS, Config, QuantSpec
+from ..diagnostics import Diagnostic, collect, emit, raise_errors
+from ..module_checks import check_functions
+from ..params import Array, as_arrays, bind_names
+from ..report import Report
 from ._insert_fake_quantize import QuantizedWeight, fake_quantized
 
 _CHOICES = {"scales": ("learned", "absmax"), "activation": (None, *INTEGER_ACTIVATIONS)}

@@ -24,12 +24,12 @@ from tvm.s_tir.meta_schedule.runner.utils import run_evaluator_common
 from tvm.target import Target
 
 import sits_tvm  # noqa: F401, first: see tir_schedules
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.target import parse_target
 from tir_schedules import RULES, scheduling_passes
 from tir_schedules.records.space import rule_of, sampled, with_parameters
 from tir_schedules.records.workloads import Workload
 
+from ..diagnostics import Diagnostic, SitsError
+from ..target import parse_target
 from .search import values_of
 from .tasks import Task
 from .trials import Trial

@@ -12,12 +12,12 @@ from typing import Any
 
 import tvm
 
-from sits_tvm.diagnostics import Diagnostic, raise_errors
-from sits_tvm.report_tables import render_table
 from tir_schedules.cpu_target import cores
 from tir_schedules.cuda_target import multiprocessors
 from tir_schedules.records.database import Record, arch_of, read_records, write_records
 
+from ..diagnostics import Diagnostic, raise_errors
+from ..report_tables import render_table
 from . import measure
 from .interrupts import until_interrupted
 from .search import Search

@@ -16,9 +16,9 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.cost_model.xgb_model import XGBConfig
 from tvm.s_tir.schedule import Trace
 
-from sits_tvm.quick_parsing import load_tensor_intrinsics
 from tir_schedules.records.space import ATTRIBUTE, sampled, with_parameters
 
+from ..quick_parsing import load_tensor_intrinsics
 from .tasks import Task
 
 Values = dict[str, int]

@@ -13,17 +13,17 @@ from pathlib import Path
 import tvm
 from tvm.ir import IRModule
 
-from sits_tvm.device_code import cuda_sources
-from sits_tvm.device_code.launches import Launch, record_launches
-from sits_tvm.device_code.nvcc import Toolkit, compile_text, read_log, read_waits
-from sits_tvm.device_code.sass import Instruction, disassemble
-from sits_tvm.device_code.sass_loops import MMA, times_executed, trips_for
-from sits_tvm.device_code.sass_pipes import Demand, demand, multiply_adds, opcode_counts
-from sits_tvm.diagnostics import SitsError
 from tir_schedules import scheduling_passes
 from tir_schedules.records.space import with_parameters
 from tir_schedules.records.work import Work
 
+from ..device_code import cuda_sources
+from ..device_code.launches import Launch, record_launches
+from ..device_code.nvcc import Toolkit, compile_text, read_log, read_waits
+from ..device_code.sass import Instruction, disassemble
+from ..device_code.sass_loops import MMA, times_executed, trips_for
+from ..device_code.sass_pipes import Demand, demand, multiply_adds, opcode_counts
+from ..diagnostics import SitsError
 from .search import Values
 from .static_constants import Device
 from .static_model import Estimate, KernelLaunch, estimate

@@ -11,9 +11,8 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sits_tvm.device_code.sass_pipes import MEMORY_BYTES, PER_SCHEDULER, WARP, Demand
-from sits_tvm.report_tables import render_table
-
+from ..device_code.sass_pipes import MEMORY_BYTES, PER_SCHEDULER, WARP, Demand
+from ..report_tables import render_table
 from .static_constants import (
     H200,
     LOADED_LATENCY,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sits_tvm._target_gpu import shared_memory_limit
-from sits_tvm.device_code.sass import Instruction
-from sits_tvm.device_code.sass_pipes import WARP, width
-
+from .._target_gpu import shared_memory_limit
+from ..device_code.sass import Instruction
+from ..device_code.sass_pipes import WARP, width
 from .static_constants import H200, Device
 from .static_model import KernelLaunch, resident_blocks
 

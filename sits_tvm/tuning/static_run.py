@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from sits_tvm.device_code import require_toolkit
-from sits_tvm.device_code.nvcc import Toolkit
-
+from ..device_code import require_toolkit
+from ..device_code.nvcc import Toolkit
 from .run import Outcome, Run, is_past, state_of
 from .search import Values
 from .static_code import judge, lower_candidate

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sits_tvm.diagnostics import Diagnostic, SitsError
+from ..diagnostics import Diagnostic, SitsError
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,14 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from sits_tvm.config import Config
-from sits_tvm.device_code import require_toolkit
-from sits_tvm.device_code.nvcc import REMEDY
-from sits_tvm.diagnostics import Diagnostic, SitsError
-from sits_tvm.driver import unscheduled
-from sits_tvm.environment import cpu_name
-from sits_tvm.optional_packages import require
-from sits_tvm.target import parse_target, short_name
-
+from ..config import Config
+from ..device_code import require_toolkit
+from ..device_code.nvcc import REMEDY
+from ..diagnostics import Diagnostic, SitsError
+from ..driver import unscheduled
+from ..environment import cpu_name
+from ..optional_packages import require
+from ..target import parse_target, short_name
 from .static_constants import Device, device_of
 from .tasks import find_tasks
 from .trials import TrialLog
