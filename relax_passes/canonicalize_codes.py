@@ -28,7 +28,7 @@ from ._values import Values, static_shape
 from .op.fake_quantize import dequantize
 from .packed_weights.code_arrays import ON_BITS, Array, NotCodes, apply, stored_codes
 from .packed_weights.stored_codes import StoredCodes
-from .packed_weights.weight_sites import MATMUL, TAKE, bindings_of, weights_of
+from .packed_weights.weight_sites import MATMUL, TAKE, argument_names, bindings_of, weights_of
 
 Params = Mapping[str, Tensor | np.ndarray]
 
@@ -75,13 +75,8 @@ def canonicalize_codes(
                 out[gvar.name_hint] = new
     if out.same_as(mod):
         return mod, values
-    gone = _argument_names(mod) - _argument_names(out)
+    gone = argument_names(mod) - argument_names(out)
     return relax.transform.Normalize()(out), {n: v for n, v in values.items() if n not in gone}
-
-
-def _argument_names(mod: IRModule) -> set[str]:
-    functions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
-    return {argument.name for func in functions for argument in func.params}
 
 
 def _canonicalized(

@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.runtime import Tensor
 
+from sits_tvm.config import HEAD_RULES
 from sits_tvm.report import AttentionRewrite, Report
 
 from .head_rules.attention_projections import AttentionWeights, FunctionUses, find_attention_weights
@@ -25,17 +26,16 @@ from .head_rules.private_weights import reason_against
 from .head_rules.rewrite import HeadRewriter, SitePlan
 from .head_rules.weight_edits import WeightEdits
 from .index_analysis.row_visibility import no_row_is_empty
-from .packed_weights.weight_sites import weights_of
+from .packed_weights.weight_sites import argument_names, weights_of
 
 Params = Mapping[str, Tensor | np.ndarray]
-RULES = frozenset({"zero-heads", "constant-values", "equal-heads", "shared-maps", "low-rank"})
 
 
 def prune_redundant_heads(
     mod: IRModule,
     params: Params,
     *,
-    rules: Collection[str] = RULES,
+    rules: Collection[str] = HEAD_RULES,
     report: Report | None = None,
 ) -> tuple[IRModule, dict[str, Tensor | np.ndarray]]:
     """Remove the heads and ranks of attention that the weights prove to be redundant.
@@ -72,9 +72,9 @@ def prune_redundant_heads(
     ValueError
         For a rule that does not exist.
     """
-    unknown = sorted(set(rules) - RULES)
+    unknown = sorted(set(rules) - set(HEAD_RULES))
     if unknown:
-        raise ValueError(f"rules={unknown}: there are {', '.join(sorted(RULES))}")
+        raise ValueError(f"rules={unknown}: there are {', '.join(HEAD_RULES)}")
     chosen, screening = frozenset(rules), Screening()
     rows = report.attention_rewrites if report is not None else []
     out, values = mod, dict(params)
@@ -84,7 +84,7 @@ def prune_redundant_heads(
             out, values = _updated(out, gvar, new, func), {**values, **made}
     if out.same_as(mod):
         return mod, values
-    taken, before = _argument_names(out), _argument_names(mod)
+    taken, before = argument_names(out), argument_names(mod)
     unused = before | (values.keys() - params.keys())
     return out, {n: v for n, v in values.items() if n in taken or n not in unused}
 
@@ -156,8 +156,3 @@ def _updated(
     out = mod.clone()
     out[gvar.name_hint] = new
     return relax.transform.Normalize()(out)
-
-
-def _argument_names(mod: IRModule) -> set[str]:
-    functions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
-    return {argument.name for func in functions for argument in func.params}

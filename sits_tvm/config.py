@@ -204,8 +204,6 @@ class Config:
         values = dict(_known(cls, values))
         if isinstance(values.get("quant"), dict):
             values["quant"] = QuantSpec(**_known(QuantSpec, values["quant"]))
-        if isinstance(values.get("skip"), list):
-            values["skip"] = tuple(values["skip"])
         return cls(**values)
 
 

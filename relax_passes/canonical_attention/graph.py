@@ -88,11 +88,6 @@ class Graph(Values):
         kinds = {relax.Tuple: "a tuple", relax.If: "a branch", relax.Var: "an argument"}
         return kinds.get(type(value), "a constant")
 
-    def only_reader(self, var: relax.Var) -> relax.Binding | None:
-        """The one binding that reads `var`, or None for another number or a result."""
-        readers = self.readers.get(var, [])
-        return readers[0] if len(readers) == 1 and var not in self.results else None
-
     def is_copy(self, var: relax.Var) -> bool:
         return isinstance(self.bound.get(var), relax.Var)
 

@@ -59,13 +59,13 @@ def _matmul(call: relax.Call, result: relax.Var) -> Product:
     rank = result.ty.ndim
     batch = [f"b{i}" for i in range(rank - 2)]
     letters = (
-        [*_batch_letters(left, batch, result), "m", SUMMED],
-        [*_batch_letters(right, batch, result), SUMMED, "n"],
+        [*_batch_letters(left, batch), "m", SUMMED],
+        [*_batch_letters(right, batch), SUMMED, "n"],
     )
     return Product(result, (left, right), letters, [*batch, "m", "n"])
 
 
-def _batch_letters(operand: relax.Expr, batch: list[str], result: relax.Expr) -> list[str]:
+def _batch_letters(operand: relax.Expr, batch: list[str]) -> list[str]:
     count = operand.ty.ndim - 2
     own = shape_of(operand)[:count]
     pairs = zip(own, batch[len(batch) - count :], strict=True)

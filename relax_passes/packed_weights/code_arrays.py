@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from sits_tvm.config import GROUP_SIZES
+
 from .._values import is_power_of_two, static_shape
 from .stored_codes import StoredCodes
 
-_GROUP_SIZES = (-1, 128, 64, 32)
 _ELEMENTS_AT_ONCE = 1 << 20
 ON_BITS: dict[str, Callable[..., np.ndarray]] = {
     "bitwise_and": np.bitwise_and,
@@ -268,7 +269,9 @@ def stored_codes(weight: Array) -> StoredCodes:
         raise NotCodes(f"its codes are {low}…{high}, more than 4 bits")
     scale = np.float32(1) if weight.scale is None else weight.scale
     parts = [weight.wide(part) for part in (np.asarray(scale), weight.zero)]
-    size = next((s for s in _GROUP_SIZES if all(_has_groups(part, s) for part in parts)), None)
+    size = next(
+        (s for s in reversed(GROUP_SIZES) if all(_has_groups(part, s) for part in parts)), None
+    )
     if size is None:
         raise NotCodes("its scales are not of groups of 32 or more input channels")
     scale, zero = (np.ascontiguousarray(part[:, :: _width(part, size)]) for part in parts)

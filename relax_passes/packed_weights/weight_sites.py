@@ -55,6 +55,12 @@ def weights_of(func: relax.Function) -> set[relax.Var]:
     return set(func.params[inputs:])
 
 
+def argument_names(mod: IRModule) -> set[str]:
+    """Of all Relax functions."""
+    functions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
+    return {argument.name for func in functions for argument in func.params}
+
+
 def find_weight_sites(func: relax.Function) -> Iterator[WeightSite]:
     """Every matmul and axis-0 take in `func` that reads a weight or a constant; and, with the
     reason "convolution", convolutions that do.

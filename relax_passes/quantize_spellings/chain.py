@@ -24,7 +24,6 @@ from .events import (
 )
 
 _OTHER_ROUNDING = {"floor": "down", "ceil": "up", "trunc": "towards zero"}
-_CAST_HELP = "cast x to float32 before, and the result after"
 _ROUND_HELP = "write R.round, which rounds ties to even"
 
 

@@ -8,6 +8,7 @@ from tvm import IRModule, relax
 from tvm.ir.transform import Pass
 from tvm.relax import op as R
 
+from relax_passes._adjoint import SUFFIX
 from relax_passes.fix_quantize_gradient import FixQuantizeGradient
 from relax_passes.gradients import ReverseMode
 from relax_passes.gradients.reverse import zeros
@@ -18,8 +19,6 @@ from ..report import Report
 from ._inlining import fresh_shapes, straight_line
 from ._paths import Paths, cuts, find_paths, obstacles
 from ._requests import check_loss, wanted_positions
-
-SUFFIX = "_adjoint"
 
 
 def differentiate(

@@ -2,10 +2,9 @@
 
 import pytest
 
-from relax_passes.prune_redundant_heads import RULES
 from relax_passes.prune_rules import block
 from sits_tvm import Config, QuantSpec
-from sits_tvm.config import ATTENTION_RULES, GRAPH_RULES, HEAD_RULES
+from sits_tvm.config import ATTENTION_RULES, GRAPH_RULES
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,6 @@ def test_attention_names_the_rules_there_are(value):
 
 
 def test_rules_are_those_of_the_passes():
-    assert set(HEAD_RULES) == RULES
     assert set(GRAPH_RULES) == {block.SHARED, *(rule.name for rule in block.RULES)}
 
 
