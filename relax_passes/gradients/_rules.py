@@ -7,27 +7,67 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.ir import Op
 from tvm.ir.op import register_op_attr
 from tvm.relax import op as R
 
 Rule = Callable[[relax.Var, relax.Call, relax.Expr, relax.BlockBuilder], list[relax.Expr]]
+_TVM, _OURS = "FPrimalGradient", "sits.FPrimalGradient"
 _LEVEL = 11  # TVM registers its own rules at 10
 _HALF = ("float16", "bfloat16")
 
 
-def gradient(*names: str) -> Callable[[Rule], Rule]:
+def gradient(
+    *names: str, in_tvm: Callable[[Rule, Rule], Rule] | None = None
+) -> Callable[[Rule], Rule]:
     """Register an FPrimalGradient for TVM's ops of these names, above TVM's own.
 
     A rule is ``(variable, call, output gradient, block builder) -> partials``, one per argument.
     Partials are built from ops that have gradients themselves, so that second order works.
+    Where TVM's rule is as good, ``in_tvm(TVM's rule, ours)`` is that of `relax.transform.Gradient`,
+    whose results stay what they are without this package; `rule_of` finds ours.
     """
 
     def register(rule: Rule) -> Rule:
-        for name in names:
-            register_op_attr(f"relax.{name}", "FPrimalGradient", rule, level=_LEVEL)
+        for name in (f"relax.{name}" for name in names):
+            registered, tvms = rule, Op.get(name).get_attr(_TVM)
+            if in_tvm is not None and tvms is not None:
+                register_op_attr(name, _OURS, rule)
+                registered = in_tvm(tvms, rule)
+            register_op_attr(name, _TVM, registered, level=_LEVEL)
         return rule
 
     return register
+
+
+def rule_of(op: Op) -> Rule | None:
+    """The rule by which `differentiate` goes: ours before TVM's or a user's."""
+    return op.get_attr(_OURS) or op.get_attr(_TVM)
+
+
+def as_tvm(tvms: Rule, ours: Rule) -> Rule:
+    """TVM's own rule: it chooses another value where there is a choice, or has fewer gradients."""
+    return tvms
+
+
+def as_tvm_where_static(tvms: Rule, ours: Rule) -> Rule:
+    """TVM's own rule, but for symbolic shapes and half precision."""
+
+    def rule(var: relax.Var, call: relax.Call, g: relax.Expr, bb: Any) -> list[relax.Expr]:
+        plain = all(_is_static(x.ty) for x in (*call.args, var))
+        return (tvms if plain else ours)(var, call, g, bb)
+
+    return rule
+
+
+def _is_static(ty: tvm.ir.Type) -> bool:
+    if isinstance(ty, relax.TupleType):
+        return all(map(_is_static, ty.fields))
+    shape = ty.shape if isinstance(ty, relax.TensorType) else ty
+    if isinstance(ty, relax.TensorType) and str(ty.dtype) in _HALF:
+        return False
+    lengths = getattr(shape, "values", [])
+    return lengths is not None and all(isinstance(n, tvm.tirx.IntImm) for n in lengths)
 
 
 def none(*args: relax.Expr) -> list[relax.Expr]:

@@ -14,17 +14,17 @@ from tvm.relax import Expr
 from tvm.relax import op as R
 
 from ..op._attention_plain import lower_plain
-from ._rules import axes_of, cast, const, dims, gradient, reshape
+from ._rules import Rule, axes_of, cast, const, dims, gradient, none, reshape
 from .reverse import vector_jacobian
 
 _WIDE = ("float32", "float64")
 
 
-def _composite(*names: str) -> Callable:
+def _composite(*names: str, in_tvm: Callable | None = None) -> Callable:
     """Register the gradient of ops that ``plain(bb, call)`` emits in simpler ones."""
 
     def register(plain: Callable[[Builder, relax.Call], Expr]) -> Callable:
-        @gradient(*names)
+        @gradient(*names, in_tvm=in_tvm)
         def rule(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
             return vector_jacobian(bb, plain(bb, call), g, call.args)
 
@@ -101,7 +101,16 @@ def _aligned(bb: Builder, weight: Expr, axes: list[int], x: Expr) -> Expr:
     return bb.emit(R.expand_dims(weight, [a - axes[0] for a in missing])) if missing else weight
 
 
-@_composite("nn.nll_loss")
+def _without_weights(_: Rule, ours: Rule) -> Rule:
+    """TVM's rule gives no gradient to weights of classes."""
+
+    def rule(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+        return [*ours(var, call, g, bb)[:1], *none(*call.args[1:])]
+
+    return rule
+
+
+@_composite("nn.nll_loss", in_tvm=_without_weights)
 def nll_loss(bb: Builder, call: relax.Call) -> Expr:
     """-Σ w[t] x[t] (mean: over Σ w[t]). TVM's gradient reads w at an ignored target below 0."""
     (x, targets, *weights), dtype = call.args, call.args[0].ty.dtype

@@ -12,14 +12,14 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from ._rules import cast, const, gradient, none, sum_to
+from ._rules import Rule, as_tvm, as_tvm_where_static, cast, const, gradient, none, sum_to
 
 
-def _binary(name: str) -> Callable:
+def _binary(name: str, in_tvm: Callable | None = None) -> Callable:
     """Register partials ``(x, y, z, g) -> (dx, dy)``, as they are before broadcasting is undone."""
 
     def register(partials: Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]]) -> Callable:
-        @gradient(name)
+        @gradient(name, in_tvm=in_tvm)
         def rule(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
             x, y = call.args
             both = zip(partials(x, y, var, g), (x, y), strict=True)
@@ -36,27 +36,39 @@ def _for_argument(bb: Builder, partial: Expr, arg: Expr) -> Expr:
     return sum_to(bb, partial, arg)
 
 
-@_binary("add")
+@_binary("add", in_tvm=as_tvm_where_static)
 def _add(x: Expr, y: Expr, z: Expr, g: Expr) -> tuple[Expr, Expr]:
     return g, g
 
 
-@_binary("subtract")
+@_binary("subtract", in_tvm=as_tvm_where_static)
 def _subtract(x: Expr, y: Expr, z: Expr, g: Expr) -> tuple[Expr, Expr]:
     return g, R.negative(g)
 
 
-@_binary("multiply")
+@_binary("multiply", in_tvm=as_tvm_where_static)
 def _multiply(x: Expr, y: Expr, z: Expr, g: Expr) -> tuple[Expr, Expr]:
     return R.multiply(g, y), R.multiply(g, x)
 
 
-@_binary("divide")
+@_binary("divide", in_tvm=as_tvm_where_static)
 def _divide(x: Expr, y: Expr, z: Expr, g: Expr) -> tuple[Expr, Expr]:
     return R.divide(g, y), R.negative(R.divide(R.multiply(g, z), y))
 
 
-@_binary("power")
+def _as_tvm_from_one(tvms: Rule, ours: Rule) -> Rule:
+    """TVM's rule is NaN at x = 0 for other exponents than constants from 1 on."""
+    static = as_tvm_where_static(tvms, ours)
+
+    def rule(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
+        exponent = call.args[1]
+        right = isinstance(exponent, GenericConst) and (exponent.value.numpy() >= 1).all()
+        return (static if right else ours)(var, call, g, bb)
+
+    return rule
+
+
+@_binary("power", in_tvm=_as_tvm_from_one)
 def _power(x: Expr, y: Expr, z: Expr, g: Expr) -> tuple[Expr, Expr]:
     """dx = g y x^(y-1), 0 for y = 0; dy = g z ln x, 0 for x = 0."""
     zero, one = const(0, x), const(1, x)
@@ -147,7 +159,7 @@ for _name, _slope in _SLOPES.items():
     _unary(_name, _slope)
 
 
-@gradient("nn.relu")
+@gradient("nn.relu", in_tvm=as_tvm)
 def _relu(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     """0 at x = 0, as torch."""
     (x,) = call.args

@@ -8,10 +8,10 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from ._rules import cast, dims, gradient, product, reshape, sum_to
+from ._rules import as_tvm_where_static, cast, dims, gradient, product, reshape, sum_to
 
 
-@gradient("matmul")
+@gradient("matmul", in_tvm=as_tvm_where_static)
 def _matmul(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     """da = g bᵀ, db = aᵀ g. With out_dtype wider than a and b the products are as wide."""
     a, b = call.args

@@ -7,7 +7,17 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from ._rules import axes_of, cast, const, count, dims, gradient, reshape, sum_to
+from ._rules import (
+    as_tvm_where_static,
+    axes_of,
+    cast,
+    const,
+    count,
+    dims,
+    gradient,
+    reshape,
+    sum_to,
+)
 
 
 def _restored(bb: Builder, y: Expr, call: relax.Call) -> Expr:
@@ -24,12 +34,12 @@ def _reduced(call: relax.Call) -> list:
     return [lengths[a] for a in axes_of(call.attrs.axis, len(lengths))]
 
 
-@gradient("sum")
+@gradient("sum", in_tvm=as_tvm_where_static)
 def _sum(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     return [R.broadcast_to(_restored(bb, g, call), call.args[0].ty.shape)]
 
 
-@gradient("mean")
+@gradient("mean", in_tvm=as_tvm_where_static)
 def _mean(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     g = bb.emit(R.divide(g, count(bb, _reduced(call), g)))
     return [R.broadcast_to(_restored(bb, g, call), call.args[0].ty.shape)]

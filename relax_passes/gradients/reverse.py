@@ -14,6 +14,8 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax import op as R
 
+from ._rules import rule_of
+
 Binding = tuple[relax.Var, relax.Expr]
 Adjoint = Any  # an expression; for a tuple a list with None where nothing arrived
 
@@ -61,7 +63,8 @@ class ReverseMode:
             self.add(value, adjoint)
 
     def _call(self, var: relax.Var, call: relax.Call) -> None:
-        rule = call.op.get_attr("FPrimalGradient")
+        rule = rule_of(call.op)
+        assert rule is not None, call.op  # what has none is no path
         partials = rule(var, call, self.adjoint(var), self.bb)
         if len(partials) != len(call.args):
             raise PartialError(f"{len(partials)} partials for {len(call.args)} arguments")

@@ -8,21 +8,21 @@ from tvm.relax import BlockBuilder as Builder
 from tvm.relax import Expr
 from tvm.relax import op as R
 
-from ._rules import cast, dims, gradient, none, reshape, wide_sum
+from ._rules import as_tvm, as_tvm_where_static, cast, dims, gradient, none, reshape, wide_sum
 
 
-@gradient("reshape", "flatten", "squeeze", "expand_dims")
+@gradient("reshape", "flatten", "squeeze", "expand_dims", in_tvm=as_tvm_where_static)
 def _reshape(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     x = call.args[0]
     return [reshape(bb, g, dims(x)), *none(*call.args[1:])]
 
 
-@gradient("grad.start_checkpoint", "grad.end_checkpoint")
+@gradient("grad.start_checkpoint", "grad.end_checkpoint", in_tvm=as_tvm_where_static)
 def _identity(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     return [g]
 
 
-@gradient("concat")
+@gradient("concat", in_tvm=as_tvm_where_static)
 def _concat(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     tensors = call.args[0].ty.fields
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
@@ -50,7 +50,7 @@ def _flip(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     return [R.flip(g, int(call.attrs.axis))]
 
 
-@gradient("tril", "triu")
+@gradient("tril", "triu", in_tvm=as_tvm)
 def _triangle(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     return [relax.Call(call.op, [g, call.args[1]], call.attrs), *none(call.args[1])]
 
@@ -77,14 +77,14 @@ def _tile(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     return [reshape(bb, total, dims(x))]
 
 
-@gradient("permute_dims")
+@gradient("permute_dims", in_tvm=as_tvm_where_static)
 def _permute_dims(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     ndim, axes = var.ty.ndim, call.attrs.axes
     forward = list(range(ndim))[::-1] if not axes else [int(a) % ndim for a in axes]
     return [R.permute_dims(g, [forward.index(i) for i in range(ndim)])]
 
 
-@gradient("full", "full_like")
+@gradient("full", "full_like", in_tvm=as_tvm)
 def _full(var: relax.Var, call: relax.Call, g: Expr, bb: Builder) -> list[Expr]:
     """The value is in every element."""
     like, value = call.args

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import IRModule, relax, tirx
 from tvm.ir import GenericConst, Op
 
 from ..op._affine import FLOATS

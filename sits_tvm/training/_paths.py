@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from relax_passes.gradients import ZERO_GRADIENT
+from relax_passes.gradients import ZERO_GRADIENT, rule_of
 
 from ..diagnostics import Diagnostic
 
@@ -120,7 +120,7 @@ def _obstacle(value: relax.Expr, var: relax.Var) -> tuple[str, str, str] | None:
         message = f"a cast of {value.args[0].ty.dtype} to {var.ty.dtype} has no gradient"
         advice = "write R.sits.fake_quantize(x, scale, …), which rounds with a straight-through "
         return "gradient-through-integer", message, advice + "gradient"
-    if value.op.get_attr("FPrimalGradient") is not None:
+    if rule_of(value.op) is not None:
         return None
     shown = value.op.name.removeprefix("relax.")
     return "gradient-missing", f"R.{shown} has no gradient", _ADVICE.get(shown, _REGISTER)

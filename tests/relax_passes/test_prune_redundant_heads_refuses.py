@@ -172,7 +172,9 @@ def test_weights_that_are_not_given_are_named(rng):
 
 def test_an_unknown_rule_is_an_error(rng):
     mod, params = planted(BLOCKS["mha"], lambda p: None, rng)
-    with pytest.raises(ValueError, match=r"rules=\['merge'\]: there are constant-values"):
+    with pytest.raises(
+        ValueError, match=r"rules=\['merge'\]: there are zero-heads, constant-values"
+    ):
         prune_redundant_heads(mod, params, rules={"merge"})
 
 
