@@ -18,7 +18,7 @@ from tvm import relax, tirx
 import sits_tvm
 from sits_tvm import Config, QuantSpec, SitsError, parse_target, tune
 from sits_tvm.__main__ import main
-from sits_tvm.tuning import measure
+from sits_tvm.tuning import measure, run
 from sits_tvm.tuning.search import Search, values_of
 from sits_tvm.tuning.trials import Trial, TrialLog
 from tir_schedules.records.database import arch_of, read_records
@@ -169,9 +169,13 @@ def test_an_interrupt_keeps_what_was_measured(measured, tmp_path, call):
     assert any("stopped" in line for line in printed)
 
 
-def test_the_time_budget_ends_the_search(measured, tmp_path):
+def test_the_time_budget_ends_the_search(measured, tmp_path, monkeypatch):
+    """On a clock that each candidate takes half a second of."""
+    clock = [0.0]
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
     def cost(values):
-        time.sleep(0.01)
+        clock[0] += 0.5
         return 1.0
 
     measured.cost = cost

@@ -17,7 +17,7 @@ from tvm import relax, tirx
 import sits_tvm
 from sits_tvm import Config, QuantSpec, SitsError, tune
 from sits_tvm.driver import unscheduled
-from sits_tvm.tuning import static_run, static_search
+from sits_tvm.tuning import run, static_run, static_search
 from sits_tvm.tuning.static_constants import H200, MODEL_VERSION
 from sits_tvm.tuning.static_search import StaticSearch
 from sits_tvm.tuning.tasks import find_tasks
@@ -221,9 +221,13 @@ def test_an_interrupt_keeps_what_was_estimated(estimated, tmp_path, monkeypatch)
     assert any("stopped" in line for line in printed)
 
 
-def test_the_time_budget_ends_the_search(estimated, tmp_path):
+def test_the_time_budget_ends_the_search(estimated, tmp_path, monkeypatch):
+    """On a clock that each candidate takes half a second of."""
+    clock = [0.0]
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
     def cost(values):
-        time.sleep(0.05)
+        clock[0] += 0.5
         return 1.0
 
     estimated.cost = cost
