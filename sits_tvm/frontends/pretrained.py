@@ -151,6 +151,7 @@ def _load_directory(path: Path, dtype: torch.dtype | None) -> Loaded:
     try:
         packed = quantization_of(path) is not None
         config = transformers.AutoConfig.from_pretrained(path, **_LOCAL)
+        _check_layers(path, config)
         names = getattr(config, "architectures", None) or ["AutoModel"]
         loader = getattr(transformers, names[0], transformers.AutoModel)
         source: dict[str, Any] = {"pretrained_model_name_or_path": path, "dtype": dtype or "auto"}
@@ -167,6 +168,15 @@ def _load_directory(path: Path, dtype: torch.dtype | None) -> Loaded:
     unused = sorted(loaded["unexpected_keys"])
     warn_unused(path, [n for n in unused if n not in state or state[n].any()])
     return model, stored
+
+
+def _check_layers(path: Path, config: PretrainedConfig) -> None:
+    """Transformers makes the layers of config.json first, and reads their weights then."""
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    files = [*path.glob("*.safetensors"), *path.glob("*.bin")]
+    if layers > sum(file.stat().st_size for file in files) // _LEAST_BYTES:
+        found = f"{path}: config.json has {layers} layers, more than its weights have room for"
+        _refuse("config-damaged", found, _ADVICE)
 
 
 def _float_model(
@@ -217,6 +227,7 @@ def _check_directory(path: Path) -> None:
         _refuse("weights-missing", f"{path} has no *.safetensors", _ADVICE)
 
 
+_LEAST_BYTES = 32  # of the weights of a layer
 _ADVICE = "download the directory again, with config.json and every *.safetensors file"
 _NOT_LOADED = f"see the message of transformers; if files are damaged, {_ADVICE}"
 

@@ -49,13 +49,16 @@ def test_paths_that_hold_no_model(tmp_path):
 
 
 def test_damaged_directories(tmp_path):
-    tiny("Qwen2").save_pretrained(tmp_path)
+    tiny("Llama").save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
     assert str(tmp_path) in refused("model-not-loaded", tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     weights.write_bytes(whole)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**7}))
+    assert "config.json has 10000000 layers" in refused("config-damaged", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     said = refused("model-not-loaded", tmp_path)
     assert "no_such_model" in said
     assert "help: see the message of transformers" in said
