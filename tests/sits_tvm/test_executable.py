@@ -224,6 +224,10 @@ def test_refuses_a_table_of_contents_that_lacks_a_key(built, tmp_path):
     path = built.save(tmp_path / "model")
     (path / "executable.json").write_text('{"format_version": 3}')
     assert code_of(sits_tvm.load, path) == "executable-damaged"
+    built.save(path)
+    for names in ("w", ["w", 1], {"w": 1}, None):
+        edit(path, param_names={"main": names})
+        assert code_of(sits_tvm.load, path) == "executable-damaged"
     (path / "executable.json").write_text("[]")
     assert code_of(sits_tvm.load, path) == "format-version"
 

@@ -56,7 +56,7 @@ def test_asks_for_arguments_of_symbolic_shape():
 def test_says_what_to_install(monkeypatch):
     mod = differentiate(Network)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SitsError, match="pip install torch"):
+    with pytest.raises(SitsError, match=r"sits_tvm\[hf\]"):
         check_gradient_conservation(mod)
 
 
