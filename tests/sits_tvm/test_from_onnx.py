@@ -62,6 +62,28 @@ def test_last_token_of_a_matmul_keeps_odd_names(rng):
     assert list(params) == ["onnx::w"]
 
 
+def branch(name, op):
+    outputs = [H.make_tensor_value_info(name, TP.FLOAT, None)]
+    return H.make_graph([node(op, ["x"], [name])], name, [], outputs)
+
+
+def test_constants_and_branches(rng):
+    """Nodes that the importer has itself, not in TVM's table of converters; of their own domain."""
+    two = node("Constant", [], ["two"], value=onnx.numpy_helper.from_array(np.float32(2)))
+    proto = model([two, node("Mul", ["x", "two"], ["y"])], [("x", TP.FLOAT, [3])], {})
+    agrees(proto, x=floats(rng, 3))
+    choice = node(
+        "If", ["c"], ["y"], then_branch=branch("a", "Tanh"), else_branch=branch("b", "Neg")
+    )
+    proto = model([choice], [("c", TP.BOOL, []), ("x", TP.FLOAT, [3])], {})
+    for chosen in (True, False):
+        agrees(proto, c=np.array(chosen), x=floats(rng, 3))
+    proto.graph.node[0].domain = "own"
+    proto.opset_import.append(H.make_opsetid("own", 1))
+    with pytest.raises(SitsError, match="own::If"):
+        from_onnx(proto)
+
+
 def test_initializers_among_the_inputs_are_parameters(rng):
     """Files before IR version 4 list them so."""
     proto = model(
