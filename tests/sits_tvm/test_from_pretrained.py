@@ -12,10 +12,13 @@ from sits_tvm.frontends.pretrained import from_pretrained
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+ALIKE = {"Mistral", "Phi3", "Qwen2"}  # to Llama
 LENGTHS = [(1, 1), (1, 7), (3, 5), (2, 17)]
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in DECODERS]
+)
 def test_one_symbolic_module_agrees_with_eager(name):
     """Windows of 5 are crossed at 7 and 17 tokens; one token is the shortest input."""
     model, mod, params, notes = imported(name)
