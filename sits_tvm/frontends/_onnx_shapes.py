@@ -126,7 +126,7 @@ def _simplified(value: Any) -> Any:
 
 def _divided(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
-        return int(a / b) if abs(a) < 1 << 52 else a // b
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
     return tirx.truncdiv(a, b)
 
 

@@ -1,5 +1,8 @@
 """from_onnx: shapes that the graph computes of dimensions, against onnxruntime."""
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import tvm
@@ -7,6 +10,7 @@ from tvm import relax
 
 import sits_tvm
 from sits_tvm import SitsError
+from sits_tvm.frontends._onnx_shapes import ShapeValues
 from sits_tvm.frontends.onnx import from_onnx
 
 onnx = pytest.importorskip("onnx")
@@ -111,3 +115,11 @@ def test_other_shapes_are_refused_with_the_node(chain, found):
     (error,) = caught.value.diagnostics
     assert error.code == "shape-not-followed"
     assert "onnxsim" in error.help
+
+
+@pytest.mark.parametrize("a", [7, -7, 2**60 + 1, -(2**60) - 1])
+@pytest.mark.parametrize("b", [2, -2, 3])
+def test_integers_are_divided_towards_zero(a, b):
+    operands = [relax.const(value, "int64") for value in (a, b)]
+    made = ShapeValues().follow("Div", operands, {})
+    assert int(made[()]) == math.trunc(Fraction(a, b))
