@@ -174,7 +174,7 @@ class _Evaluator:
             stored = stored_codes(_transposed(value) if transposed else value)
         except NotCodes as reason:
             self.taken = taken
-            self._note(weight, f"codes-not-recognised: {reason}")
+            self._note(weight, str(reason))
             return None
         self.taken |= taken
         name = self._name(stored, weight)
@@ -184,11 +184,12 @@ class _Evaluator:
         return relax.op.permute_dims(call) if transposed else call
 
     def _note(self, weight: relax.Var, reason: str) -> None:
-        code, _, found = reason.partition(": ")
-        message = f"`{weight.name}` is computed of integers, and stays in float: {found}"
+        code = "codes-not-recognised"
+        message = f"`{weight.name}` is computed of integers, and stays in float: {reason}"
         emit(Diagnostic.note(code, message, function=self.function, binding=weight.name))
         name = self._first or f"constant of {weight.name}"
-        self.report.skipped.append(SkippedWeight(self.function, weight.name, name, reason))
+        row = SkippedWeight(self.function, weight.name, name, f"{code}: {reason}")
+        self.report.skipped.append(row)
 
     def _name(self, stored: StoredCodes, weight: relax.Var) -> str | None:
         """Of new parameters; None for constants. Functions share what is equal."""

@@ -122,7 +122,7 @@ class Executable(relax.VMExecutable):
     def _write(self, directory: Path) -> None:
         try:
             self.export_library(str(directory / _LIBRARY))
-        except Exception as error:  # TVM's are of many kinds
+        except (OSError, RuntimeError, TypeError) as error:  # TypeError: TVM found no compiler
             reason = [type(error).__name__, *str(error).strip().splitlines()][-1]
             message = f"the library was not linked: {reason}"
             help_ = "a C++ compiler links it, with room in the folder of temporary files"

@@ -123,10 +123,8 @@ def _export(
     from ._torch_fake_quantize import flags_as_they_are
 
     try:
-        with (
-            flags_as_they_are(module),
-            torch.enable_grad(),
-        ):  # else the regions under no_grad leave no trace
+        # With gradients, or regions under no_grad leave no trace.
+        with flags_as_they_are(module), torch.enable_grad():
             return torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
